@@ -1,0 +1,2 @@
+//! The transport contract on TCP through io_uring.
+#![deny(unsafe_code)]
