@@ -131,13 +131,8 @@ pub trait Transport {
     ) -> Result<(), Full>;
 
     /// Writes a few bytes (at most 256) that are copied before this returns.
-    fn write_inline(
-        &mut self,
-        to: PeerId,
-        bytes: &[u8],
-        remote: RemoteOffset,
-        notify: Option<u32>,
-    ) -> Result<(), Full>;
+    fn write_inline(&mut self, to: PeerId, bytes: &[u8], remote: RemoteOffset, notify: Option<u32>)
+    -> Result<(), Full>;
 
     /// Sends a message of at most [`SEND_BYTES_MAX`] bytes, copied before this returns.
     fn send(&mut self, to: PeerId, message: &[u8]) -> Result<(), Full>;

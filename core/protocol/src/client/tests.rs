@@ -1,0 +1,165 @@
+//! The merge, driven by hand: order across shards, confirms without gaps, failure and re-delivery.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::*;
+use crate::ledger::grant_head;
+use crate::types::{CutPoint, Member, WindowMode};
+use crate::wire::order::{ORDER_ENTRY_BYTES_MAX, OrderEntry, encode_cut, encode_grant, encode_view_change};
+
+const A: ShardId = ShardId(0);
+const B: ShardId = ShardId(1);
+
+fn slots(
+    shard: ShardId,
+    lsn: u64,
+    position: u64,
+    count: u64,
+    view: u32,
+    record: Option<&'static str>,
+) -> Slots<&'static str> {
+    Slots { shard, lsn: Lsn(lsn), position: Position(position), count, view, record }
+}
+
+/// Two shards with quotas 2 and 1, windows of 10 cuts: cut `c` covers a a b at 3c, 3c + 1, 3c + 2.
+struct Rig {
+    ledger: Ledger,
+    merge: Merge<&'static str>,
+}
+
+fn apply(ledger: &mut Ledger, bytes: &[u8]) {
+    let index = ledger.applied_index() + 1;
+    ledger.apply(index, &OrderEntry::decode(bytes).unwrap()).unwrap();
+}
+
+impl Rig {
+    fn new(scope: Scope) -> Rig {
+        let mut ledger = Ledger::new(8);
+        let members =
+            [Member { shard: A, quota: 2, first_lsn: Lsn(0) }, Member { shard: B, quota: 1, first_lsn: Lsn(0) }];
+        let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+        let head = grant_head(0, WindowMode::Fixed, 0, 10, Position(0));
+        let len = encode_grant(&mut buffer, head, &members);
+        apply(&mut ledger, &buffer[..len]);
+        Rig { ledger, merge: Merge::new(scope, &[A, B], Position(0)) }
+    }
+
+    fn cut(&mut self, cut: u32, prefix: u16) {
+        let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+        let len = encode_cut(&mut buffer, self.ledger.view(), CutPoint { window: 0, cut, prefix });
+        apply(&mut self.ledger, &buffer[..len]);
+    }
+
+    fn fail(&mut self, shard: ShardId) {
+        let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+        let len = encode_view_change(&mut buffer, self.ledger.view() + 1, shard);
+        apply(&mut self.ledger, &buffer[..len]);
+        let failed = *self.ledger.failed().last().unwrap();
+        self.merge.on_view_change(&failed);
+    }
+
+    fn record(&mut self, shard: ShardId, lsn: u64, position: u64, record: &'static str) {
+        let view = self.ledger.view();
+        self.merge.on_slots(&self.ledger, slots(shard, lsn, position, 1, view, Some(record))).unwrap();
+    }
+
+    fn no_ops(&mut self, shard: ShardId, lsn: u64, position: u64, count: u64) {
+        let view = self.ledger.view();
+        self.merge.on_slots(&self.ledger, slots(shard, lsn, position, count, view, None)).unwrap();
+    }
+
+    /// Events as text: `+3a` delivered, `?3a` delivered speculatively, `=4` confirmed, `!2` failed.
+    fn events(&mut self) -> Vec<alloc::string::String> {
+        let mut events = vec![];
+        while let Some(event) = self.merge.poll(&self.ledger).unwrap() {
+            events.push(match event {
+                Event::Deliver { position, record, speculative, .. } => {
+                    alloc::format!("{}{position}{record}", if speculative { '?' } else { '+' })
+                }
+                Event::Confirm { upto } => alloc::format!("={upto}"),
+                Event::Fail { from } => alloc::format!("!{from}"),
+            });
+        }
+        events
+    }
+}
+
+#[test]
+fn shards_merge_in_position_order_and_confirm_never_passes_what_was_delivered() {
+    let mut rig = Rig::new(Scope::All);
+    rig.record(B, 0, 2, "b");
+    assert!(rig.events().is_empty(), "positions 0 and 1 are missing");
+    rig.record(A, 0, 0, "a");
+    assert_eq!(rig.events(), ["?0a"]);
+    rig.cut(1, 0);
+    assert_eq!(rig.events(), ["=1"], "bound up to 3 but delivered up to 1");
+    rig.no_ops(A, 1, 1, 1);
+    assert_eq!(rig.events(), ["+2b", "=3"], "a no-op is a position and no delivery");
+}
+
+#[test]
+fn one_shard_is_delivered_at_once_and_confirmed_in_global_positions() {
+    let mut rig = Rig::new(Scope::Shard(B));
+    rig.record(B, 0, 2, "b");
+    rig.record(B, 1, 5, "c");
+    assert_eq!(rig.events(), ["?2b", "?5c"]);
+    rig.cut(1, 1);
+    assert_eq!(rig.events(), ["=5"], "one member of cut 1 is bound; position 5 is not");
+    rig.cut(3, 0);
+    assert_eq!(rig.events(), ["=8"], "slot 2 at position 8 was not delivered yet");
+    rig.no_ops(B, 2, 8, 1);
+    assert_eq!(rig.events(), ["=9"]);
+}
+
+#[test]
+fn re_deliveries_are_dropped_and_skipped_slots_are_contradictions() {
+    let mut rig = Rig::new(Scope::All);
+    rig.record(A, 0, 0, "a");
+    rig.record(A, 0, 0, "a");
+    assert_eq!(rig.events(), ["?0a"]);
+    assert_eq!(rig.merge.resume_from(A), Some(Position(1)));
+    let skipped = rig.merge.on_slots(&rig.ledger, slots(A, 2, 3, 1, 0, Some("x")));
+    assert_eq!(skipped.unwrap_err().invariant, "I7");
+    let moved = rig.merge.on_slots(&rig.ledger, slots(A, 1, 4, 1, 0, Some("x")));
+    assert_eq!(moved.unwrap_err().invariant, "I8");
+}
+
+#[test]
+fn a_failed_shard_takes_back_only_from_its_first_lost_record_and_live_ones_come_again() {
+    let mut rig = Rig::new(Scope::All);
+    for (lsn, position, name) in [(0, 0, "a0"), (1, 1, "a1"), (2, 3, "a2"), (3, 4, "a3")] {
+        rig.record(A, lsn, position, name);
+    }
+    rig.record(B, 0, 2, "b0");
+    rig.record(B, 1, 5, "b1");
+    assert_eq!(rig.events().len(), 6);
+    rig.cut(0, 1);
+    rig.fail(B);
+    // Bound up to 2; B's first lost record is at 2; a2 and a3 come again at their positions, B's slots are no-ops.
+    assert_eq!(rig.events(), ["=2", "!2", "?3a2", "?4a3"]);
+    // Later deliveries of the old view are dropped.
+    rig.merge.on_slots(&rig.ledger, slots(B, 2, 8, 1, 0, Some("late"))).unwrap();
+    rig.cut(2, 0);
+    assert_eq!(rig.events(), ["=6"]);
+    rig.record(A, 4, 6, "a4");
+    rig.record(A, 5, 7, "a5");
+    rig.record(A, 6, 9, "a6");
+    assert_eq!(rig.events(), ["?6a4", "?7a5", "?9a6"]);
+}
+
+#[test]
+fn a_failure_that_took_nothing_from_this_client_is_silent() {
+    let mut rig = Rig::new(Scope::All);
+    rig.record(A, 0, 0, "a0");
+    rig.record(A, 1, 1, "a1");
+    rig.record(B, 1 - 1, 2, "b0");
+    assert_eq!(rig.events(), ["?0a0", "?1a1", "?2b0"]);
+    rig.cut(1, 0);
+    rig.fail(B);
+    assert_eq!(rig.events(), ["=3"]);
+    rig.record(A, 2, 3, "a2");
+    rig.record(A, 3, 4, "a3");
+    rig.record(A, 4, 6, "a4");
+    assert_eq!(rig.events(), ["?3a2", "?4a3", "?6a4"]);
+}

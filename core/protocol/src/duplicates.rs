@@ -1,0 +1,112 @@
+//! Duplicate suppression: a retry returns the original slot, never a second one (I3).
+//!
+//! A session's `seq` is consecutive per shard, so all that is needed per session is the next `seq` and the slots of
+//! the last few. What is forgotten depends on log contents only — the number of sessions and of records since — so that
+//! every replica that replays the same log forgets the same. `PROTOCOL.md` §4.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::vec;
+
+use crate::types::{ClientId, Lsn, Refusal};
+
+#[derive(Debug)]
+struct Session {
+    next_seq: u64,
+    last_lsn: Lsn,
+    /// Slots of the last records, indexed by `seq % len`.
+    slots: Box<[Lsn]>,
+}
+
+/// What the table says about an append.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The next record of its session: append it.
+    New,
+    /// A retry; the record has this slot.
+    Retry(Lsn),
+    /// Neither: refuse it.
+    Refuse(Refusal),
+}
+
+/// The table of one shard.
+#[derive(Debug)]
+pub struct Duplicates {
+    sessions: BTreeMap<ClientId, Session>,
+    sessions_max: usize,
+    remembered: usize,
+}
+
+impl Duplicates {
+    /// A table of at most `sessions_max` sessions that remembers the last `remembered` records of each.
+    pub fn new(sessions_max: usize, remembered: usize) -> Duplicates {
+        assert!(sessions_max > 0 && remembered > 0, "a duplicate table needs room");
+        Duplicates { sessions: BTreeMap::new(), sessions_max, remembered }
+    }
+
+    /// Judges an append without changing anything.
+    pub fn judge(&self, client: ClientId, seq: u64) -> Verdict {
+        let Some(session) = self.sessions.get(&client) else {
+            return if seq == 0 { Verdict::New } else { Verdict::Refuse(Refusal::UnknownSession) };
+        };
+        if seq == session.next_seq {
+            Verdict::New
+        } else if seq > session.next_seq {
+            Verdict::Refuse(Refusal::Gap { expected: session.next_seq })
+        } else if session.next_seq - seq > self.remembered as u64 {
+            Verdict::Refuse(Refusal::Forgotten)
+        } else {
+            Verdict::Retry(session.slots[(seq % self.remembered as u64) as usize])
+        }
+    }
+
+    /// Records that `(client, seq)` has slot `lsn`. Allocates only for a session's first record.
+    pub fn record(&mut self, client: ClientId, seq: u64, lsn: Lsn) {
+        if let Some(session) = self.sessions.get_mut(&client) {
+            invariant!(I3, session.next_seq == seq, "session {client} wrote {seq} after {}", session.next_seq);
+            invariant!(
+                I7,
+                session.last_lsn < lsn,
+                "session {client} went back from slot {} to {lsn}",
+                session.last_lsn
+            );
+            session.next_seq += 1;
+            session.last_lsn = lsn;
+            session.slots[(seq % self.remembered as u64) as usize] = lsn;
+            return;
+        }
+        invariant!(I3, seq == 0, "an unknown session {client} began at {seq}");
+        if self.sessions.len() == self.sessions_max {
+            let idle = self.sessions.iter().min_by_key(|(_, s)| s.last_lsn).map(|(id, _)| *id);
+            idle.map(|id| self.sessions.remove(&id));
+        }
+        let mut slots = vec![Lsn(0); self.remembered].into_boxed_slice();
+        slots[0] = lsn;
+        self.sessions.insert(client, Session { next_seq: 1, last_lsn: lsn, slots });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retries_return_their_slot_and_everything_else_is_refused() {
+        let mut table = Duplicates::new(2, 3);
+        let (a, b, c) = (ClientId(1), ClientId(2), ClientId(3));
+        assert_eq!(table.judge(a, 1), Verdict::Refuse(Refusal::UnknownSession));
+        for seq in 0..5 {
+            assert_eq!(table.judge(a, seq), Verdict::New);
+            table.record(a, seq, Lsn(10 + seq));
+        }
+        assert_eq!(table.judge(a, 4), Verdict::Retry(Lsn(14)));
+        assert_eq!(table.judge(a, 2), Verdict::Retry(Lsn(12)));
+        assert_eq!(table.judge(a, 1), Verdict::Refuse(Refusal::Forgotten));
+        assert_eq!(table.judge(a, 6), Verdict::Refuse(Refusal::Gap { expected: 5 }));
+        table.record(b, 0, Lsn(20));
+        table.record(c, 0, Lsn(21));
+        // Room for two: the session idle longest in log order went.
+        assert_eq!(table.judge(a, 5), Verdict::Refuse(Refusal::UnknownSession));
+        assert_eq!(table.judge(b, 0), Verdict::Retry(Lsn(20)));
+    }
+}

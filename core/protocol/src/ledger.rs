@@ -1,0 +1,400 @@
+//! What the order log says: granted windows, bound cuts, views — and the arithmetic of positions that follows.
+//!
+//! Sequencer, shards, gates and clients all apply the same entries to their own ledger, so position and lsn map to each
+//! other identically everywhere (I12). Consecutive windows with the same members, quotas and mode merge into one *span*,
+//! so a steady log's ledger does not grow. `PROTOCOL.md` §3.
+
+mod span;
+
+use alloc::collections::VecDeque;
+use core::fmt;
+
+use crate::types::{CutPoint, Lsn, Member, Position, ShardId, WindowMode};
+use crate::wire::order::{Grant, GrantHead, Lsns, OrderEntry, encode_cut, encode_grant};
+use span::Span;
+
+/// Most spans kept; older ones are forgotten and their positions read as trimmed.
+const SPANS_MAX: usize = 4096;
+
+/// The order log contradicts itself or what this follower knows: nothing may be served from it any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Contradiction {
+    /// The invariant of `PROTOCOL.md` that does not hold.
+    pub invariant: &'static str,
+    /// What was seen.
+    pub what: &'static str,
+}
+
+impl fmt::Display for Contradiction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the order stream contradicts itself ({}): {}", self.invariant, self.what)
+    }
+}
+
+impl core::error::Error for Contradiction {}
+
+/// Like `invariant!`, for data that came from a peer: an error instead of an assertion.
+macro_rules! ensure {
+    ($id:ident, $condition:expr, $what:literal) => {
+        if !$condition {
+            return Err(Contradiction { invariant: stringify!($id), what: $what });
+        }
+    };
+}
+
+/// What applying an entry did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Applied {
+    /// The index was applied before: nothing happened (I17).
+    Again,
+    /// The entry is void (`PROTOCOL.md` §5, Validity): nothing but the index moved.
+    Void,
+    /// A window opened.
+    Granted,
+    /// More positions are bound.
+    Bound,
+    /// A shard failed.
+    ViewChanged,
+}
+
+/// A slot of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// The shard.
+    pub shard: ShardId,
+    /// Its slot.
+    pub lsn: Lsn,
+}
+
+/// A shard lost as a whole: its slots from `from` to `lease_end` are no-ops by decree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// The shard.
+    pub shard: ShardId,
+    /// The view that the failure began.
+    pub view: u32,
+    /// First position that was not bound when the view changed.
+    pub from: Position,
+    /// End of the last window granted by then.
+    pub lease_end: Position,
+}
+
+/// A follower's state of the order log. See the module's text.
+#[derive(Debug)]
+pub struct Ledger {
+    spans: VecDeque<Span>,
+    /// Positions below the first span's start, all bound.
+    base: Position,
+    applied_index: u64,
+    view: u32,
+    bound: CutPoint,
+    committed: Position,
+    failed: VecDeque<Failed>,
+    free_cuts_max: usize,
+}
+
+impl Ledger {
+    /// An empty ledger: index 0, nothing granted. `free_cuts_max` bounds the cuts of free windows remembered.
+    pub fn new(free_cuts_max: usize) -> Ledger {
+        Ledger::at(0, Position(0), 0, free_cuts_max)
+    }
+
+    /// The ledger of a follower that joins at a snapshot: everything below `base` is bound. The snapshot's entries
+    /// follow through [`apply_snapshot`](Self::apply_snapshot).
+    pub fn at(index: u64, base: Position, view: u32, free_cuts_max: usize) -> Ledger {
+        Ledger {
+            spans: VecDeque::new(),
+            base,
+            applied_index: index,
+            view,
+            bound: CutPoint::default(),
+            committed: base,
+            failed: VecDeque::new(),
+            free_cuts_max: free_cuts_max.max(1),
+        }
+    }
+
+    /// Index of the last entry applied.
+    pub fn applied_index(&self) -> u64 {
+        self.applied_index
+    }
+
+    /// The current view.
+    pub fn view(&self) -> u32 {
+        self.view
+    }
+
+    /// How far positions are bound, as a point.
+    pub fn bound(&self) -> CutPoint {
+        self.bound
+    }
+
+    /// First position that is not bound.
+    pub fn committed(&self) -> Position {
+        self.committed
+    }
+
+    /// Mode of the newest window granted.
+    pub fn mode(&self) -> Option<WindowMode> {
+        self.spans.back().map(|s| s.mode)
+    }
+
+    /// Number of the next window to grant.
+    pub fn next_window(&self) -> u64 {
+        self.spans.back().map_or(self.bound.window, |s| s.window_end())
+    }
+
+    /// Members of the newest window granted, in id order.
+    pub fn members(&self) -> &[Member] {
+        self.spans.back().map_or(&[], |s| &s.members)
+    }
+
+    /// Shards failed so far, newest last.
+    pub fn failed(&self) -> impl DoubleEndedIterator<Item = &Failed> {
+        self.failed.iter()
+    }
+
+    /// Applies the entry with this index. Applying one again changes nothing (I17).
+    ///
+    /// # Errors
+    /// When the index leaves a gap or the entry contradicts what was applied before.
+    pub fn apply(&mut self, index: u64, entry: &OrderEntry<'_>) -> Result<Applied, Contradiction> {
+        if index <= self.applied_index {
+            return Ok(Applied::Again);
+        }
+        ensure!(I17, index == self.applied_index + 1, "an index of the order stream is missing");
+        let applied = self.apply_snapshot(entry)?;
+        self.applied_index = index;
+        Ok(applied)
+    }
+
+    /// Applies an entry that is part of a snapshot: as [`apply`](Self::apply), without moving the index.
+    ///
+    /// # Errors
+    /// When the entry contradicts what was applied before.
+    pub fn apply_snapshot(&mut self, entry: &OrderEntry<'_>) -> Result<Applied, Contradiction> {
+        match entry {
+            OrderEntry::Grant(grant) => self.apply_grant(grant),
+            OrderEntry::Cut { view, point } => self.apply_cut(*view, *point),
+            OrderEntry::FreeCut { view, point, lsns } => self.apply_free_cut(*view, *point, lsns),
+            OrderEntry::ViewChange { view, shard } => Ok(self.apply_view_change(*view, *shard)),
+        }
+    }
+
+    fn apply_grant(&mut self, grant: &Grant<'_>) -> Result<Applied, Contradiction> {
+        if grant.view != self.view || (!self.spans.is_empty() && grant.window != self.next_window()) {
+            return Ok(Applied::Void);
+        }
+        if let Some(last) = self.spans.back_mut() {
+            ensure!(I12, grant.first_cut == 0, "a later grant opens in the middle of a window");
+            ensure!(I12, grant.start == last.end(), "a window does not start where the one before ends");
+            for member in grant.members.iter() {
+                if let Some(end) = last.end_lsn(member.shard) {
+                    ensure!(I12, member.first_lsn == end, "a member's first slot is not where it stopped");
+                }
+            }
+            if last.extend(grant) {
+                return Ok(Applied::Granted);
+            }
+        } else {
+            ensure!(I12, grant.start == self.base, "the first window does not start at the snapshot's base");
+            self.bound = CutPoint { window: grant.window, cut: grant.first_cut, prefix: 0 };
+        }
+        if self.spans.len() == SPANS_MAX {
+            self.spans.pop_front();
+            self.base = self.spans[0].start;
+        }
+        self.spans.push_back(Span::new(grant, self.free_cuts_max));
+        Ok(Applied::Granted)
+    }
+
+    fn apply_cut(&mut self, view: u32, point: CutPoint) -> Result<Applied, Contradiction> {
+        let Some(index) = self.span_index(point.window) else { return Ok(Applied::Void) };
+        let span = &self.spans[index];
+        let granted = span.granted(point) || (point.cut == 0 && point.prefix == 0 && point.window == span.window_end());
+        if view != self.view || point <= self.bound || !granted || span.mode != WindowMode::Fixed {
+            return Ok(Applied::Void);
+        }
+        let committed = span.position_of(point);
+        // I2: the confirmed prefix only grows.
+        ensure!(I2, committed >= self.committed, "a cut moves the bound prefix back");
+        self.bound = point;
+        self.committed = committed;
+        Ok(Applied::Bound)
+    }
+
+    fn apply_free_cut(&mut self, view: u32, point: CutPoint, lsns: &Lsns<'_>) -> Result<Applied, Contradiction> {
+        let cut_ends_window = point.cut == 0;
+        let holding = if cut_ends_window { point.window.checked_sub(1) } else { Some(point.window) };
+        let Some(index) = holding.and_then(|w| self.span_index(w)) else { return Ok(Applied::Void) };
+        let span = &mut self.spans[index];
+        let next = span.next_free_point();
+        if view != self.view || point <= self.bound || span.mode != WindowMode::Free || point != next {
+            return Ok(Applied::Void);
+        }
+        ensure!(I12, lsns.len() == span.members.len(), "a free cut's vector has not the window's members");
+        let Some(committed) = span.push_free_cut(lsns) else {
+            return Err(Contradiction { invariant: "I2", what: "a free cut takes slots back" });
+        };
+        self.bound = point;
+        self.committed = committed;
+        Ok(Applied::Bound)
+    }
+
+    fn apply_view_change(&mut self, view: u32, shard: ShardId) -> Applied {
+        let already = self.failed.iter().any(|f| f.shard == shard);
+        if view != self.view + 1 || already {
+            return Applied::Void;
+        }
+        self.view = view;
+        let lease_end = self.spans.back().map_or(self.committed, |s| match s.mode {
+            WindowMode::Fixed => s.end(),
+            WindowMode::Free => self.committed,
+        });
+        self.failed.push_back(Failed { shard, view, from: self.committed, lease_end });
+        Applied::ViewChanged
+    }
+
+    /// The newest span that begins at or before `window`.
+    fn span_index(&self, window: u64) -> Option<usize> {
+        self.spans.iter().rposition(|s| s.window <= window)
+    }
+
+    /// The position of a shard's slot: bound, or predetermined by a grant. `None` before a grant, for slots that no
+    /// free cut has taken yet, and for slots forgotten.
+    pub fn position(&self, shard: ShardId, lsn: Lsn) -> Option<Position> {
+        self.spans.iter().rev().find_map(|s| s.position(shard, lsn))
+    }
+
+    /// The slot at a position, as far as grants and bound cuts tell.
+    pub fn locate(&self, position: Position) -> Option<Slot> {
+        let index = self.spans.partition_point(|s| s.start <= position).checked_sub(1)?;
+        self.spans[index].locate(position)
+    }
+
+    /// First position that this ledger can still map.
+    pub fn first_known(&self) -> Position {
+        self.spans.front().map_or(self.base, Span::first_known)
+    }
+
+    /// End of a shard's bound slots.
+    pub fn committed_lsn(&self, shard: ShardId) -> Lsn {
+        let newest = self.span_index(self.bound.window);
+        let Some(newest) = newest else { return Lsn(0) };
+        for index in (0..=newest).rev() {
+            let span = &self.spans[index];
+            if let Some(lsn) = span.lsn_at(shard, self.bound) {
+                return lsn;
+            }
+        }
+        Lsn(0)
+    }
+
+    /// End of the slots whose position is known beforehand: the end of the last granted fixed window. In a free
+    /// window the end of the bound slots (I13: nobody speculates without a grant).
+    pub fn granted_lsn(&self, shard: ShardId) -> Lsn {
+        match self.spans.back() {
+            Some(last) if last.mode == WindowMode::Fixed => last.end_lsn(shard).unwrap_or_default(),
+            Some(last) => last.last_lsn(shard).unwrap_or_default().max(self.committed_lsn(shard)),
+            None => Lsn(0),
+        }
+    }
+
+    /// End of a shard's slots at a point of a granted fixed window: where it must be for a report of that point.
+    pub fn lsn_at(&self, shard: ShardId, point: CutPoint) -> Option<Lsn> {
+        let span = &self.spans[self.span_index(point.window)?];
+        let inside = span.granted(point) || (point.cut == 0 && point.window == span.window_end());
+        if span.mode != WindowMode::Fixed || !inside {
+            return None;
+        }
+        span.lsn_at(shard, point)
+    }
+
+    /// The last whole cut whose slots of `shard` all lie below `lsn`, within granted fixed windows.
+    pub fn point_reached(&self, shard: ShardId, lsn: Lsn) -> Option<CutPoint> {
+        self.spans.iter().rev().filter(|s| s.mode == WindowMode::Fixed).find_map(|s| s.point_reached(shard, lsn))
+    }
+
+    /// End of the cut that holds the slot, in a granted fixed window.
+    pub fn cut_end(&self, shard: ShardId, lsn: Lsn) -> Option<Lsn> {
+        self.spans.iter().rev().filter(|s| s.mode == WindowMode::Fixed).find_map(|s| s.cut_end(shard, lsn))
+    }
+
+    /// End of the last granted fixed window as a point.
+    pub fn granted_point(&self) -> CutPoint {
+        CutPoint { window: self.next_window(), cut: 0, prefix: 0 }
+    }
+
+    /// Position after the last granted window, or after what is bound when that window is free.
+    pub fn granted_end(&self) -> Position {
+        self.spans.back().map_or(self.base, Span::end)
+    }
+
+    /// The point that the next cut of a free window reaches.
+    pub fn next_free_point(&self) -> Option<CutPoint> {
+        self.spans.back().filter(|s| s.mode == WindowMode::Free).map(Span::next_free_point)
+    }
+
+    /// First slot of `shard` at or above `position`, when windows up to there are known.
+    pub fn first_lsn_at(&self, shard: ShardId, position: Position) -> Option<Lsn> {
+        if position < self.first_known() {
+            return None;
+        }
+        self.spans.iter().find_map(|s| s.first_lsn_at(shard, position))
+    }
+
+    /// Slots of `shard` that follow `lsn` at consecutive positions, `lsn` included, at most `max`.
+    pub fn run_length(&self, shard: ShardId, lsn: Lsn, max: u64) -> u64 {
+        let Some(start) = self.position(shard, lsn) else { return 0 };
+        let mut count = 1;
+        while count < max && self.position(shard, lsn.plus(count)) == Some(start.plus(count)) {
+            count += 1;
+        }
+        count
+    }
+
+    /// Calls `emit` with the entries that bring a new follower from [`snapshot_base`](Self::snapshot_base) to here;
+    /// returns how many. `buffer` holds one entry.
+    pub fn snapshot(&self, buffer: &mut [u8], mut emit: impl FnMut(&[u8])) -> u32 {
+        let Some(first) = self.snapshot_first() else { return 0 };
+        let mut count = 0;
+        for (index, span) in self.spans.iter().enumerate().skip(first) {
+            let from = if index == first { Some(self.bound) } else { None };
+            let (head, members) = span.grant_from(from, self.view);
+            let len = encode_grant(buffer, head, &members);
+            emit(&buffer[..len]);
+            count += 1;
+            let starts_at = CutPoint { window: head.window, cut: head.first_cut, prefix: 0 };
+            if index == first && span.mode == WindowMode::Fixed && self.bound > starts_at {
+                let len = encode_cut(buffer, self.view, self.bound);
+                emit(&buffer[..len]);
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// Where a snapshot's follower starts: everything below is bound.
+    pub fn snapshot_base(&self) -> Position {
+        match self.snapshot_first() {
+            Some(first) if self.spans[first].mode == WindowMode::Fixed => self.spans[first].start,
+            _ => self.committed,
+        }
+    }
+
+    /// Index of the span in which the bound prefix ends, if that span has anything left to bind.
+    fn snapshot_first(&self) -> Option<usize> {
+        let index = self.span_index(self.bound.window)?;
+        let span = &self.spans[index];
+        let at_end = span.window_end() <= self.bound.window;
+        if at_end && span.mode == WindowMode::Free { None } else { Some(index) }
+    }
+}
+
+/// The head of a grant of the order log.
+pub fn grant_head(view: u32, mode: WindowMode, window: u64, cuts: u32, start: Position) -> GrantHead {
+    GrantHead { view, mode, window, windows: 1, cuts, first_cut: 0, start }
+}
+
+#[cfg(test)]
+mod tests;

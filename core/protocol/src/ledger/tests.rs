@@ -1,0 +1,249 @@
+//! Position arithmetic against hand-computed values and against a brute-force model.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::wire::order::{ORDER_ENTRY_BYTES_MAX, encode_free_cut, encode_view_change};
+
+fn member(shard: u16, quota: u32, first_lsn: u64) -> Member {
+    Member { shard: ShardId(shard), quota, first_lsn: Lsn(first_lsn) }
+}
+
+fn grant(ledger: &mut Ledger, mode: WindowMode, window: u64, cuts: u32, start: u64, members: &[Member]) -> Applied {
+    let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+    let head = grant_head(ledger.view(), mode, window, cuts, Position(start));
+    let len = encode_grant(&mut buffer, head, members);
+    apply(ledger, &buffer[..len]).unwrap()
+}
+
+fn apply(ledger: &mut Ledger, bytes: &[u8]) -> Result<Applied, Contradiction> {
+    let index = ledger.applied_index() + 1;
+    ledger.apply(index, &OrderEntry::decode(bytes).unwrap())
+}
+
+fn cut(ledger: &mut Ledger, window: u64, cut: u32, prefix: u16) -> Applied {
+    let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+    let len = encode_cut(&mut buffer, ledger.view(), CutPoint { window, cut, prefix });
+    apply(ledger, &buffer[..len]).unwrap()
+}
+
+fn free_cut(ledger: &mut Ledger, window: u64, cut: u32, lsns: &[u64]) -> Result<Applied, Contradiction> {
+    let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+    let lsns: Vec<Lsn> = lsns.iter().map(|l| Lsn(*l)).collect();
+    let point = CutPoint { window, cut, prefix: 0 };
+    let len = encode_free_cut(&mut buffer, ledger.view(), point, &lsns);
+    apply(ledger, &buffer[..len])
+}
+
+#[test]
+fn the_specifications_example() {
+    // Quotas 2, 3, 2: cut 0 covers 0–6, cut 1 covers 7–13; the second shard's first record of cut 1 lands at 9.
+    let mut ledger = Ledger::new(16);
+    grant(&mut ledger, WindowMode::Fixed, 0, 100, 0, &[member(0, 2, 0), member(1, 3, 0), member(2, 2, 0)]);
+    assert_eq!(ledger.position(ShardId(1), Lsn(3)), Some(Position(9)));
+    assert_eq!(ledger.locate(Position(9)), Some(Slot { shard: ShardId(1), lsn: Lsn(3) }));
+    assert_eq!(ledger.position(ShardId(0), Lsn(2)), Some(Position(7)));
+    assert_eq!(ledger.position(ShardId(2), Lsn(199)), Some(Position(699)));
+    assert_eq!(ledger.position(ShardId(2), Lsn(200)), None, "beyond the lease");
+    assert_eq!(ledger.granted_lsn(ShardId(1)), Lsn(300));
+    // A cut with a prefix binds the first members of the next cut.
+    assert_eq!(cut(&mut ledger, 0, 1, 2), Applied::Bound);
+    assert_eq!(ledger.committed(), Position(12));
+    assert_eq!(ledger.committed_lsn(ShardId(0)), Lsn(4));
+    assert_eq!(ledger.committed_lsn(ShardId(1)), Lsn(6));
+    assert_eq!(ledger.committed_lsn(ShardId(2)), Lsn(2));
+    assert_eq!(cut(&mut ledger, 0, 1, 1), Applied::Void, "a cut must advance");
+    assert_eq!(cut(&mut ledger, 1, 0, 1), Applied::Void, "a cut needs a granted window");
+    assert_eq!(cut(&mut ledger, 1, 0, 0), Applied::Bound, "the end of a window is the start of the next");
+    assert_eq!(ledger.committed(), Position(700));
+}
+
+#[test]
+fn windows_follow_each_other_and_quotas_change_at_edges() {
+    let mut ledger = Ledger::new(16);
+    let shard = [ShardId(0), ShardId(1)];
+    grant(&mut ledger, WindowMode::Fixed, 0, 10, 0, &[member(0, 1, 0), member(1, 2, 0)]);
+    grant(&mut ledger, WindowMode::Fixed, 1, 10, 30, &[member(0, 1, 10), member(1, 2, 20)]);
+    assert_eq!(ledger.spans.len(), 1, "equal windows merge");
+    grant(&mut ledger, WindowMode::Fixed, 2, 10, 60, &[member(0, 4, 20), member(1, 1, 40)]);
+    assert_eq!(ledger.position(shard[0], Lsn(19)), Some(Position(57)));
+    assert_eq!(ledger.position(shard[0], Lsn(20)), Some(Position(60)));
+    assert_eq!(ledger.position(shard[1], Lsn(41)), Some(Position(69)));
+    assert_eq!(ledger.point_reached(shard[0], Lsn(27)), Some(CutPoint { window: 2, cut: 1, prefix: 0 }));
+    assert_eq!(ledger.point_reached(shard[0], Lsn(15)), Some(CutPoint { window: 1, cut: 5, prefix: 0 }));
+    assert_eq!(ledger.lsn_at(shard[1], CutPoint { window: 2, cut: 0, prefix: 0 }), Some(Lsn(40)));
+    assert_eq!(ledger.lsn_at(shard[1], CutPoint { window: 3, cut: 0, prefix: 0 }), Some(Lsn(50)));
+    assert_eq!(ledger.lsn_at(shard[1], CutPoint { window: 3, cut: 1, prefix: 0 }), None);
+    assert_eq!(ledger.cut_end(shard[0], Lsn(25)), Some(Lsn(28)));
+    // A grant that is not the next window is void; one that contradicts where the last ended is an error.
+    let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+    let head = grant_head(0, WindowMode::Fixed, 7, 10, Position(110));
+    let len = encode_grant(&mut buffer, head, &[member(0, 4, 60), member(1, 1, 50)]);
+    assert_eq!(apply(&mut ledger, &buffer[..len]), Ok(Applied::Void));
+    let head = grant_head(0, WindowMode::Fixed, 3, 10, Position(111));
+    let len = encode_grant(&mut buffer, head, &[member(0, 4, 60), member(1, 1, 50)]);
+    assert_eq!(apply(&mut ledger, &buffer[..len]).unwrap_err().invariant, "I12");
+}
+
+#[test]
+fn free_windows_bind_what_the_vectors_say() {
+    let mut ledger = Ledger::new(2);
+    let (a, b) = (ShardId(0), ShardId(1));
+    grant(&mut ledger, WindowMode::Free, 0, 3, 0, &[member(0, 0, 0), member(1, 0, 0)]);
+    assert_eq!(ledger.position(a, Lsn(0)), None);
+    free_cut(&mut ledger, 0, 1, &[2, 1]).unwrap();
+    free_cut(&mut ledger, 0, 2, &[2, 4]).unwrap();
+    // Cut 0: a0 a1 b0; cut 1: b1 b2 b3.
+    assert_eq!(ledger.position(b, Lsn(0)), Some(Position(2)));
+    assert_eq!(ledger.position(b, Lsn(3)), Some(Position(5)));
+    assert_eq!(ledger.position(a, Lsn(2)), None);
+    assert_eq!(ledger.locate(Position(3)), Some(Slot { shard: b, lsn: Lsn(1) }));
+    assert_eq!(ledger.committed(), Position(6));
+    assert_eq!(ledger.granted_lsn(a), Lsn(2), "nothing is speculative in a free window");
+    // The end of the window, and a fixed window after it. Only two cuts are remembered.
+    free_cut(&mut ledger, 1, 0, &[3, 4]).unwrap();
+    assert_eq!(ledger.position(a, Lsn(1)), None, "forgotten");
+    assert_eq!(ledger.first_known(), Position(3));
+    assert_eq!(ledger.position(a, Lsn(2)), Some(Position(6)));
+    grant(&mut ledger, WindowMode::Fixed, 1, 10, 7, &[member(0, 2, 3), member(1, 1, 4)]);
+    assert_eq!(ledger.position(a, Lsn(5)), Some(Position(10)));
+    assert_eq!(free_cut(&mut ledger, 1, 1, &[4, 4]), Ok(Applied::Void));
+}
+
+#[test]
+fn a_free_cut_that_takes_slots_back_is_a_contradiction() {
+    let mut ledger = Ledger::new(8);
+    grant(&mut ledger, WindowMode::Free, 0, 3, 0, &[member(0, 0, 0)]);
+    free_cut(&mut ledger, 0, 1, &[5]).unwrap();
+    assert_eq!(free_cut(&mut ledger, 0, 2, &[4]).unwrap_err().invariant, "I2");
+}
+
+#[test]
+fn an_entry_applied_twice_changes_nothing_and_a_gap_is_an_error() {
+    let mut ledger = Ledger::new(8);
+    grant(&mut ledger, WindowMode::Fixed, 0, 10, 0, &[member(0, 2, 0)]);
+    let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+    let len = encode_cut(&mut buffer, 0, CutPoint { window: 0, cut: 3, prefix: 0 });
+    let entry = OrderEntry::decode(&buffer[..len]).unwrap();
+    assert_eq!(ledger.apply(2, &entry), Ok(Applied::Bound));
+    assert_eq!(ledger.apply(2, &entry), Ok(Applied::Again));
+    assert_eq!(ledger.committed(), Position(6));
+    assert_eq!(ledger.apply(4, &entry).unwrap_err().invariant, "I17");
+}
+
+#[test]
+fn a_view_change_decrees_the_lease_and_voids_entries_of_the_old_view() {
+    let mut ledger = Ledger::new(8);
+    grant(&mut ledger, WindowMode::Fixed, 0, 10, 0, &[member(0, 2, 0), member(1, 1, 0)]);
+    cut(&mut ledger, 0, 4, 0);
+    let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+    let len = encode_view_change(&mut buffer, 1, ShardId(1));
+    assert_eq!(apply(&mut ledger, &buffer[..len]), Ok(Applied::ViewChanged));
+    assert_eq!(apply(&mut ledger, &buffer[..len]), Ok(Applied::Void), "each view begins once");
+    let failed = *ledger.failed().next().unwrap();
+    assert_eq!((failed.from, failed.lease_end), (Position(12), Position(30)));
+    let len = encode_cut(&mut buffer, 0, CutPoint { window: 0, cut: 5, prefix: 0 });
+    assert_eq!(apply(&mut ledger, &buffer[..len]), Ok(Applied::Void));
+}
+
+/// Brute force: lists the slots of every position by counting.
+fn enumerate(windows: &[(u32, Vec<u32>)]) -> Vec<Slot> {
+    let shards = windows[0].1.len();
+    let mut next = vec![0u64; shards];
+    let mut slots = Vec::new();
+    for (cuts, quotas) in windows {
+        for _ in 0..*cuts {
+            for (shard, quota) in quotas.iter().enumerate() {
+                for _ in 0..*quota {
+                    slots.push(Slot { shard: ShardId(shard as u16), lsn: Lsn(next[shard]) });
+                    next[shard] += 1;
+                }
+            }
+        }
+    }
+    slots
+}
+
+fn windows() -> impl Strategy<Value = Vec<(u32, Vec<u32>)>> {
+    (1usize..5).prop_flat_map(|shards| {
+        let quotas = prop::collection::vec(0u32..5, shards).prop_filter("some quota", |q| q.iter().any(|x| *x > 0));
+        prop::collection::vec((1u32..6, quotas), 1..6)
+    })
+}
+
+proptest! {
+    #[test]
+    fn fixed_positions_match_counting(windows in windows()) {
+        let slots = enumerate(&windows);
+        let mut ledger = Ledger::new(4);
+        let shards = windows[0].1.len();
+        let (mut start, mut first) = (0u64, vec![0u64; shards]);
+        for (w, (cuts, quotas)) in windows.iter().enumerate() {
+            let members: Vec<Member> =
+                (0..shards).map(|s| member(s as u16, quotas[s], first[s])).collect();
+            grant(&mut ledger, WindowMode::Fixed, w as u64, *cuts, start, &members);
+            start += u64::from(*cuts) * quotas.iter().map(|q| u64::from(*q)).sum::<u64>();
+            for s in 0..shards {
+                first[s] += u64::from(*cuts) * u64::from(quotas[s]);
+            }
+        }
+        for (position, slot) in slots.iter().enumerate() {
+            let position = Position(position as u64);
+            prop_assert_eq!(ledger.position(slot.shard, slot.lsn), Some(position));
+            prop_assert_eq!(ledger.locate(position), Some(*slot));
+            for s in 0..shards {
+                let expected = slots.iter().enumerate()
+                    .find(|(p, x)| *p as u64 >= position.0 && x.shard.0 as usize == s)
+                    .map(|(_, x)| x.lsn);
+                if let Some(expected) = expected {
+                    prop_assert_eq!(ledger.first_lsn_at(ShardId(s as u16), position), Some(expected));
+                }
+            }
+        }
+        prop_assert_eq!(ledger.locate(Position(slots.len() as u64)), None);
+    }
+
+    #[test]
+    fn every_point_binds_exactly_the_slots_before_it(windows in windows(), seed in 0usize..1000) {
+        let slots = enumerate(&windows);
+        let mut ledger = Ledger::new(4);
+        let shards = windows[0].1.len();
+        let (mut start, mut first) = (0u64, vec![0u64; shards]);
+        for (w, (cuts, quotas)) in windows.iter().enumerate() {
+            let members: Vec<Member> = (0..shards).map(|s| member(s as u16, quotas[s], first[s])).collect();
+            grant(&mut ledger, WindowMode::Fixed, w as u64, *cuts, start, &members);
+            start += u64::from(*cuts) * quotas.iter().map(|q| u64::from(*q)).sum::<u64>();
+            for s in 0..shards {
+                first[s] += u64::from(*cuts) * u64::from(quotas[s]);
+            }
+        }
+        let w = seed % windows.len();
+        let c = (seed / 7) as u32 % windows[w].0;
+        let prefix = (seed / 3) % shards;
+        // Count the slots before the point by brute force.
+        let mut before: u64 = windows[..w].iter()
+            .map(|(cuts, q)| u64::from(*cuts) * q.iter().map(|x| u64::from(*x)).sum::<u64>()).sum();
+        let q = &windows[w].1;
+        before += u64::from(c) * q.iter().map(|x| u64::from(*x)).sum::<u64>();
+        before += q[..prefix].iter().map(|x| u64::from(*x)).sum::<u64>();
+        cut(&mut ledger, w as u64, c, prefix as u16);
+        prop_assert_eq!(ledger.committed(), Position(before));
+        for s in 0..shards {
+            let bound = slots[..before as usize].iter().filter(|x| x.shard.0 as usize == s).count() as u64;
+            prop_assert_eq!(ledger.committed_lsn(ShardId(s as u16)), Lsn(bound));
+        }
+        // A follower that joins by snapshot agrees on everything still open.
+        let mut joined = Ledger::at(ledger.applied_index(), ledger.snapshot_base(), 0, 4);
+        let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+        ledger.snapshot(&mut buffer, |entry| {
+            joined.apply_snapshot(&OrderEntry::decode(entry).unwrap()).unwrap();
+        });
+        prop_assert_eq!(joined.committed(), ledger.committed());
+        for (position, slot) in slots.iter().enumerate().skip(before as usize) {
+            prop_assert_eq!(joined.position(slot.shard, slot.lsn), Some(Position(position as u64)));
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Grants, cuts with prefixes, targets, and both forms of free windows.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::*;
+use crate::types::Position;
+
+#[derive(Default)]
+struct World {
+    proposals: Vec<Vec<u8>>,
+    targets: Vec<(u16, CutPoint)>,
+}
+
+impl SequencerOut for World {
+    fn propose(&mut self, entry: &[u8]) {
+        self.proposals.push(entry.to_vec());
+    }
+
+    fn target(&mut self, shard: ShardId, target: Target) {
+        self.targets.push((shard.0, target.point));
+    }
+}
+
+fn sequencer(ordering: Ordering, window_cuts: u32) -> Sequencer {
+    let quotas = vec![(ShardId(0), 2), (ShardId(1), 3), (ShardId(2), 2)];
+    Sequencer::new(SequencerConfig {
+        tick_ns: 1000,
+        tick_phase_ns: 300,
+        window_cuts,
+        ordering,
+        quotas,
+        free_cuts_max: 64,
+    })
+}
+
+fn at(window: u64, cut: u32) -> CutPoint {
+    CutPoint { window, cut, prefix: 0 }
+}
+
+fn report(shard: u16, point: CutPoint) -> Report {
+    Report { shard: ShardId(shard), point, ..Report::default() }
+}
+
+fn durable(shard: u16, lsn: u64) -> Report {
+    Report { shard: ShardId(shard), durable_lsn: Lsn(lsn), ..Report::default() }
+}
+
+/// Commits everything proposed, in order.
+fn commit(sequencer: &mut Sequencer, world: &mut World) {
+    while !world.proposals.is_empty() {
+        let entry = world.proposals.remove(0);
+        let index = sequencer.ledger().applied_index() + 1;
+        sequencer.on_committed(index, &entry, world).unwrap();
+    }
+}
+
+#[test]
+fn a_cut_takes_whole_cuts_and_the_prefix_of_members_that_are_ahead() {
+    let (mut s, mut w) = (sequencer(Ordering::Fixed, 100), World::default());
+    s.on_start(&mut w);
+    commit(&mut s, &mut w);
+    assert_eq!(s.ledger().granted_lsn(ShardId(1)), Lsn(300));
+    s.on_report(&report(1, at(0, 1)), &mut w);
+    assert!(w.proposals.is_empty(), "shard 0 has not reported");
+    assert_eq!(w.targets, [(0, at(0, 1)), (2, at(0, 1))], "the others are asked at once");
+    s.on_report(&report(0, at(0, 1)), &mut w);
+    commit(&mut s, &mut w);
+    assert_eq!(s.ledger().bound(), CutPoint { window: 0, cut: 0, prefix: 2 });
+    assert_eq!(s.ledger().committed(), Position(5));
+    s.on_report(&report(2, at(0, 1)), &mut w);
+    commit(&mut s, &mut w);
+    assert_eq!(s.ledger().committed(), Position(7));
+}
+
+#[test]
+fn one_proposal_is_in_flight_and_newer_ones_coalesce() {
+    let (mut s, mut w) = (sequencer(Ordering::Fixed, 100), World::default());
+    s.on_start(&mut w);
+    commit(&mut s, &mut w);
+    for cut in 1..=3 {
+        for shard in 0..3 {
+            s.on_report(&report(shard, at(0, cut)), &mut w);
+        }
+    }
+    assert_eq!(w.proposals.len(), 1);
+    let first = w.proposals.remove(0);
+    s.on_committed(2, &first, &mut w).unwrap();
+    assert_eq!(w.proposals.len(), 1, "all that came meanwhile is one cut");
+    commit(&mut s, &mut w);
+    assert_eq!(s.ledger().bound(), at(0, 3));
+}
+
+#[test]
+fn the_next_window_is_granted_at_the_middle_of_the_last_one() {
+    let (mut s, mut w) = (sequencer(Ordering::Fixed, 4), World::default());
+    s.on_start(&mut w);
+    commit(&mut s, &mut w);
+    assert_eq!(s.ledger().next_window(), 1);
+    for shard in 0..3 {
+        s.on_report(&report(shard, at(0, 1)), &mut w);
+    }
+    commit(&mut s, &mut w);
+    assert_eq!(s.ledger().next_window(), 1);
+    for shard in 0..3 {
+        s.on_report(&report(shard, at(0, 2)), &mut w);
+    }
+    commit(&mut s, &mut w);
+    assert_eq!(s.ledger().next_window(), 2);
+    assert_eq!(s.ledger().granted_end(), Position(2 * 4 * 7));
+}
+
+#[test]
+fn reports_lost_repeated_and_reordered_do_no_harm() {
+    let (mut s, mut w) = (sequencer(Ordering::Fixed, 100), World::default());
+    s.on_start(&mut w);
+    commit(&mut s, &mut w);
+    for (shard, cut) in [(0, 5), (0, 2), (1, 5), (1, 1), (2, 5), (2, 5)] {
+        s.on_report(&report(shard, at(0, cut)), &mut w);
+        commit(&mut s, &mut w);
+    }
+    assert_eq!(s.ledger().bound(), at(0, 5));
+    // A shard that repeats a report from below the target is told again.
+    w.targets.clear();
+    s.on_report(&report(0, at(0, 6)), &mut w);
+    s.on_report(&report(1, at(0, 5)), &mut w);
+    assert_eq!(w.targets, [(1, at(0, 6)), (2, at(0, 6)), (1, at(0, 6))]);
+    s.on_report(&report(9, at(0, 6)), &mut w);
+}
+
+#[test]
+#[should_panic(expected = "invariant I13")]
+fn a_report_beyond_the_grants_is_a_broken_invariant() {
+    let (mut s, mut w) = (sequencer(Ordering::Fixed, 100), World::default());
+    s.on_start(&mut w);
+    commit(&mut s, &mut w);
+    s.on_report(&report(0, at(1, 1)), &mut w);
+}
+
+#[test]
+fn free_event_cuts_when_every_report_is_in_and_only_if_something_is_new() {
+    let (mut s, mut w) = (sequencer(Ordering::FreeEvent, 2), World::default());
+    s.on_start(&mut w);
+    commit(&mut s, &mut w);
+    for shard in 0..3 {
+        s.on_report(&durable(shard, 0), &mut w);
+    }
+    assert!(w.proposals.is_empty(), "an idle log writes nothing");
+    s.on_report(&durable(0, 4), &mut w);
+    s.on_report(&durable(0, 5), &mut w);
+    s.on_report(&durable(1, 0), &mut w);
+    assert!(w.proposals.is_empty());
+    s.on_report(&durable(2, 1), &mut w);
+    commit(&mut s, &mut w);
+    assert_eq!(s.ledger().committed(), Position(6));
+    // The second cut ends the window; the grant of the next follows and carries on where it stopped.
+    for shard in 0..3 {
+        s.on_report(&durable(shard, 6), &mut w);
+    }
+    commit(&mut s, &mut w);
+    assert_eq!((s.ledger().next_window(), s.ledger().committed()), (2, Position(18)));
+    assert!(w.targets.is_empty());
+}
+
+#[test]
+fn free_tick_cuts_on_the_sequencers_own_tick() {
+    let (mut s, mut w) = (sequencer(Ordering::FreeTick, 100), World::default());
+    s.on_start(&mut w);
+    commit(&mut s, &mut w);
+    s.on_time(5000, &mut w);
+    assert_eq!(s.deadline_ns(), 6300);
+    s.on_report(&durable(1, 4), &mut w);
+    s.on_time(6299, &mut w);
+    assert!(w.proposals.is_empty());
+    s.on_time(6300, &mut w);
+    commit(&mut s, &mut w);
+    assert_eq!(s.ledger().committed(), Position(4), "without waiting for the other shards");
+    assert_eq!(s.deadline_ns(), 7300);
+}

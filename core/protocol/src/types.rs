@@ -1,0 +1,178 @@
+//! The words of the protocol. `PROTOCOL.md` §2 is their glossary.
+
+use core::fmt;
+
+/// One log partition.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ShardId(pub u16);
+
+impl fmt::Display for ShardId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Slot number inside one shard; counts records and no-ops, from 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Lsn(pub u64);
+
+impl Lsn {
+    /// The slot `count` further on.
+    pub const fn plus(self, count: u64) -> Lsn {
+        Lsn(self.0 + count)
+    }
+}
+
+impl fmt::Display for Lsn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Slot number in the whole log, from 0 ("gsn" in the literature).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Position(pub u64);
+
+impl Position {
+    /// The position `count` further on.
+    pub const fn plus(self, count: u64) -> Position {
+        Position(self.0 + count)
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// A client session: random, so that two sessions never share one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(pub u128);
+
+impl fmt::Display for ClientId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// How the positions of a window are bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WindowMode {
+    /// Fix-ante ordering (Belfast): every cut takes each shard's quota, so positions are known beforehand.
+    Fixed,
+    /// Free-will ordering (Scalog): every cut takes what the shards report; nothing is speculative.
+    Free,
+}
+
+/// When the sequencer cuts, and how: the modes of one binary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Ordering {
+    /// Fixed windows: a cut is bound as soon as every shard has reported it.
+    Fixed,
+    /// Free windows; shards report on their tick, the sequencer cuts on its own tick, as published baselines do.
+    FreeTick,
+    /// Free windows; shards report on their tick, the sequencer cuts as soon as every shard's report is in.
+    FreeEvent,
+}
+
+impl Ordering {
+    /// The mode of the windows that this policy grants.
+    pub const fn window_mode(self) -> WindowMode {
+        match self {
+            Ordering::Fixed => WindowMode::Fixed,
+            Ordering::FreeTick | Ordering::FreeEvent => WindowMode::Free,
+        }
+    }
+
+    /// The name used in configuration and output.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Ordering::Fixed => "fixed",
+            Ordering::FreeTick => "free-tick",
+            Ordering::FreeEvent => "free-event",
+        }
+    }
+
+    /// Parses a [`name`](Self::name).
+    pub fn from_name(name: &str) -> Option<Ordering> {
+        [Ordering::Fixed, Ordering::FreeTick, Ordering::FreeEvent].into_iter().find(|o| o.name() == name)
+    }
+}
+
+/// How far positions are bound: the first `cut` cuts of `window` and, of the next cut, the first `prefix` members.
+/// The end of a window is written as the start of the next: `(w + 1, 0, 0)`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CutPoint {
+    /// Window number.
+    pub window: u64,
+    /// Cuts of that window that are whole.
+    pub cut: u32,
+    /// Members of the next cut that are bound already.
+    pub prefix: u16,
+}
+
+impl fmt::Display for CutPoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "({}, {}, {})", self.window, self.cut, self.prefix)
+    }
+}
+
+/// A shard's part in a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// The shard.
+    pub shard: ShardId,
+    /// Slots it contributes to every cut (0 in a free window).
+    pub quota: u32,
+    /// Its first slot in the window.
+    pub first_lsn: Lsn,
+}
+
+/// Why an append was refused. The record was not written and will not appear unless it is sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// `seq` skips ahead: the shard expects another one of this session next.
+    Gap {
+        /// The `seq` the shard expects.
+        expected: u64,
+    },
+    /// The session is not known here and `seq` is not 0: it was forgotten, or never wrote to this shard.
+    UnknownSession,
+    /// A retry from before what the shard remembers of this session.
+    Forgotten,
+    /// The record is larger than the cluster's `record_bytes_max`.
+    TooLarge {
+        /// The limit in bytes.
+        limit_bytes: u32,
+    },
+    /// The shard's log region has no room left.
+    RegionFull {
+        /// The region's size in bytes.
+        region_bytes: u64,
+    },
+    /// The shard is not served by the node that was asked.
+    NotHere,
+    /// The shard was failed by a view change and takes no appends.
+    Failed,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::Gap { expected } => write!(f, "the shard expects sequence number {expected} of this session next"),
+            Refusal::UnknownSession => write!(f, "the shard does not know this session any more; open a new one"),
+            Refusal::Forgotten => write!(f, "the retry is older than what the shard remembers of this session"),
+            Refusal::TooLarge { limit_bytes } => {
+                write!(f, "the record is larger than this cluster's limit of {limit_bytes} bytes (record_bytes_max)")
+            }
+            Refusal::RegionFull { region_bytes } => write!(
+                f,
+                "the shard's log region of {region_bytes} bytes is full; start the cluster with a larger region_bytes, \
+                 or with retention = \"recycle\" to drop the oldest confirmed records"
+            ),
+            Refusal::NotHere => write!(f, "the shard is not served by the node that was asked"),
+            Refusal::Failed => write!(f, "the shard has failed and takes no appends"),
+        }
+    }
+}

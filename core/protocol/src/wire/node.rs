@@ -1,0 +1,177 @@
+//! Messages between replicas and the sequencer. Each fits one transport `send`.
+
+use super::{DecodeError, Reader, Writer};
+use crate::types::{CutPoint, Lsn, ShardId};
+
+/// Bytes that hold any node message but an order entry.
+pub const NODE_MESSAGE_BYTES_MAX: usize = 80;
+
+/// Bytes before the entry in [`NodeMessage::Order`].
+pub const ORDER_HEAD_BYTES: usize = 16;
+
+/// The cumulative state of one replica: the newest supersedes all earlier ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// The shard.
+    pub shard: ShardId,
+    /// The replica within the shard: 0 is the first primary.
+    pub replica: u16,
+    /// The replica's epoch.
+    pub epoch: u32,
+    /// The replica's view.
+    pub view: u32,
+    /// Fixed windows: the last cut whose slots are all durable.
+    pub point: CutPoint,
+    /// First slot that is not durable: what a free window's cut takes.
+    pub durable_lsn: Lsn,
+    /// Records, without no-ops, ever appended.
+    pub records: u64,
+    /// Index of the last order entry applied: the order stream's credit.
+    pub applied_index: u64,
+}
+
+/// Sequencer to shard: bring the report up to this cut now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Target {
+    /// The cut to reach; whole cuts only.
+    pub point: CutPoint,
+}
+
+/// A message between a replica and the sequencer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeMessage<'a> {
+    /// Replica to sequencer.
+    Report(Report),
+    /// Sequencer to primary.
+    Target(Target),
+    /// Sequencer to replica: the order stream, in index order.
+    Order {
+        /// Index in the order log, from 1.
+        index: u64,
+        /// The entry's bytes, see [`OrderEntry::decode`](super::order::OrderEntry::decode).
+        entry: &'a [u8],
+    },
+    /// Replica to sequencer: which index must be applied before a read is current?
+    ReadIndex {
+        /// Chosen by the replica.
+        token: u64,
+    },
+    /// The answer to `ReadIndex`.
+    ReadIndexIs {
+        /// The question's token.
+        token: u64,
+        /// The newest committed index when the question arrived.
+        index: u64,
+    },
+}
+
+impl<'a> NodeMessage<'a> {
+    /// Writes the message; returns its length.
+    pub fn encode(&self, buffer: &mut [u8]) -> usize {
+        let mut w = Writer::new(buffer);
+        match self {
+            NodeMessage::Report(report) => {
+                w.u8(1).u8(0).u16(report.shard.0).u16(report.replica).u16(report.point.prefix);
+                w.u32(report.epoch).u32(report.view).u64(report.point.window).u32(report.point.cut).u32(0);
+                w.u64(report.durable_lsn.0).u64(report.records).u64(report.applied_index);
+            }
+            NodeMessage::Target(target) => {
+                w.u8(2).u8(0).u16(target.point.prefix).u32(target.point.cut).u64(target.point.window);
+            }
+            NodeMessage::Order { index, entry } => {
+                w.u64(3).u64(*index).bytes(entry);
+            }
+            NodeMessage::ReadIndex { token } => {
+                w.u64(4).u64(*token);
+            }
+            NodeMessage::ReadIndexIs { token, index } => {
+                w.u64(5).u64(*token).u64(*index);
+            }
+        }
+        w.len()
+    }
+
+    /// Reads a message.
+    ///
+    /// # Errors
+    /// When the bytes are not exactly one valid message.
+    pub fn decode(bytes: &'a [u8]) -> Result<NodeMessage<'a>, DecodeError> {
+        let mut r = Reader::new(bytes);
+        let message = match r.u8()? {
+            1 => {
+                reserved(r.u8()?.into())?;
+                let (shard, replica, prefix) = (ShardId(r.u16()?), r.u16()?, r.u16()?);
+                let (epoch, view, window, cut) = (r.u32()?, r.u32()?, r.u64()?, r.u32()?);
+                reserved(r.u32()?.into())?;
+                NodeMessage::Report(Report {
+                    shard,
+                    replica,
+                    epoch,
+                    view,
+                    point: CutPoint { window, cut, prefix },
+                    durable_lsn: Lsn(r.u64()?),
+                    records: r.u64()?,
+                    applied_index: r.u64()?,
+                })
+            }
+            2 => {
+                reserved(r.u8()?.into())?;
+                let (prefix, cut, window) = (r.u16()?, r.u32()?, r.u64()?);
+                NodeMessage::Target(Target { point: CutPoint { window, cut, prefix } })
+            }
+            tag @ 3..=5 => {
+                if r.bytes(7)?.iter().any(|b| *b != 0) {
+                    return Err(DecodeError::Value("reserved"));
+                }
+                match tag {
+                    3 => NodeMessage::Order { index: r.u64()?, entry: r.rest() },
+                    4 => NodeMessage::ReadIndex { token: r.u64()? },
+                    _ => NodeMessage::ReadIndexIs { token: r.u64()?, index: r.u64()? },
+                }
+            }
+            tag => return Err(DecodeError::Tag(tag)),
+        };
+        r.finish()?;
+        Ok(message)
+    }
+}
+
+fn reserved(value: u64) -> Result<(), DecodeError> {
+    if value == 0 { Ok(()) } else { Err(DecodeError::Value("reserved")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_come_back_and_prefixes_are_refused() {
+        let report = Report {
+            shard: ShardId(1),
+            replica: 2,
+            epoch: 3,
+            view: 4,
+            point: CutPoint { window: 5, cut: 6, prefix: 0 },
+            durable_lsn: Lsn(7),
+            records: 8,
+            applied_index: 9,
+        };
+        let target = Target { point: CutPoint { window: 1, cut: 2, prefix: 0 } };
+        for message in [
+            NodeMessage::Report(report),
+            NodeMessage::Target(target),
+            NodeMessage::Order { index: 3, entry: &[1, 2, 3] },
+            NodeMessage::ReadIndex { token: 4 },
+            NodeMessage::ReadIndexIs { token: 4, index: 5 },
+        ] {
+            let mut buffer = [0; NODE_MESSAGE_BYTES_MAX];
+            let len = message.encode(&mut buffer);
+            assert_eq!(NodeMessage::decode(&buffer[..len]), Ok(message));
+            let fixed = if matches!(message, NodeMessage::Order { .. }) { ORDER_HEAD_BYTES } else { len };
+            for end in 0..fixed {
+                assert!(NodeMessage::decode(&buffer[..end]).is_err());
+            }
+        }
+        assert_eq!(NodeMessage::decode(&[9]), Err(DecodeError::Tag(9)));
+    }
+}

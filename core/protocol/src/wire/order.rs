@@ -1,0 +1,282 @@
+//! Entries of the order log. Decoding borrows from the message, so following the order stream allocates nothing.
+
+use super::{DecodeError, Reader, Writer};
+use crate::limits::{QUOTA_MAX, SHARDS_MAX, WINDOW_CUTS_MAX};
+use crate::types::{CutPoint, Lsn, Member, Position, ShardId, WindowMode};
+
+/// Bytes that hold any order entry.
+pub const ORDER_ENTRY_BYTES_MAX: usize = 48 + SHARDS_MAX * MEMBER_BYTES;
+
+const MEMBER_BYTES: usize = 16;
+const LSN_BYTES: usize = 8;
+
+/// One committed statement about order or membership.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OrderEntry<'a> {
+    /// Opens a window: the speculation lease.
+    Grant(Grant<'a>),
+    /// Binds positions of a fixed window up to a point.
+    Cut {
+        /// View in which it was decided.
+        view: u32,
+        /// How far positions are bound.
+        point: CutPoint,
+    },
+    /// Binds positions of a free window: cut number `point.cut − 1` takes each member up to the listed lsn.
+    FreeCut {
+        /// View in which it was decided.
+        view: u32,
+        /// The point reached: whole cuts only.
+        point: CutPoint,
+        /// End of each member's bound slots, members in id order.
+        lsns: Lsns<'a>,
+    },
+    /// A whole shard failed: its unbound slots up to the end of the last granted window are no-ops by decree.
+    ViewChange {
+        /// The view that begins.
+        view: u32,
+        /// The failed shard.
+        shard: ShardId,
+    },
+}
+
+/// The grant of a window, or, in a snapshot for a late follower, of several equal ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant<'a> {
+    /// View in which it was decided.
+    pub view: u32,
+    /// How positions are bound.
+    pub mode: WindowMode,
+    /// First window opened.
+    pub window: u64,
+    /// Windows opened: 1 in the order log.
+    pub windows: u32,
+    /// Cuts in each window.
+    pub cuts: u32,
+    /// Cuts of the first window left out at its start: 0 in the order log.
+    pub first_cut: u32,
+    /// Position of the first slot.
+    pub start: Position,
+    /// Shards, in id order, with their quotas and first slots.
+    pub members: Members<'a>,
+}
+
+/// The members of a grant, still in wire form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Members<'a>(&'a [u8]);
+
+impl Members<'_> {
+    /// Number of members.
+    #[allow(clippy::len_without_is_empty)] // never empty
+    pub fn len(&self) -> usize {
+        self.0.len() / MEMBER_BYTES
+    }
+
+    /// The members in id order.
+    pub fn iter(&self) -> impl Iterator<Item = Member> + '_ {
+        self.0.chunks_exact(MEMBER_BYTES).map(|bytes| {
+            let mut r = Reader::new(bytes);
+            let shard = ShardId(r.u16().unwrap_or_default());
+            let _reserved = r.u16();
+            let quota = r.u32().unwrap_or_default();
+            Member { shard, quota, first_lsn: Lsn(r.u64().unwrap_or_default()) }
+        })
+    }
+}
+
+/// A vector of lsns, still in wire form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lsns<'a>(&'a [u8]);
+
+impl Lsns<'_> {
+    /// Number of members.
+    #[allow(clippy::len_without_is_empty)] // never empty
+    pub fn len(&self) -> usize {
+        self.0.len() / LSN_BYTES
+    }
+
+    /// The lsns in members' order.
+    pub fn iter(&self) -> impl Iterator<Item = Lsn> + '_ {
+        self.0.chunks_exact(LSN_BYTES).map(|bytes| Lsn(Reader::new(bytes).u64().unwrap_or_default()))
+    }
+}
+
+/// Fixed part of a grant to encode; members are passed beside it.
+#[derive(Clone, Copy, Debug)]
+pub struct GrantHead {
+    /// See [`Grant::view`].
+    pub view: u32,
+    /// See [`Grant::mode`].
+    pub mode: WindowMode,
+    /// See [`Grant::window`].
+    pub window: u64,
+    /// See [`Grant::windows`].
+    pub windows: u32,
+    /// See [`Grant::cuts`].
+    pub cuts: u32,
+    /// See [`Grant::first_cut`].
+    pub first_cut: u32,
+    /// See [`Grant::start`].
+    pub start: Position,
+}
+
+/// Writes a grant; returns its length.
+pub fn encode_grant(buffer: &mut [u8], head: GrantHead, members: &[Member]) -> usize {
+    let mut w = Writer::new(buffer);
+    let mode = match head.mode {
+        WindowMode::Fixed => 0,
+        WindowMode::Free => 1,
+    };
+    w.u8(1).u8(mode).u16(members.len() as u16).u32(head.view).u64(head.window).u64(head.start.0);
+    w.u32(head.windows).u32(head.cuts).u32(head.first_cut);
+    for member in members {
+        w.u16(member.shard.0).u16(0).u32(member.quota).u64(member.first_lsn.0);
+    }
+    w.len()
+}
+
+/// Writes a cut; returns its length.
+pub fn encode_cut(buffer: &mut [u8], view: u32, point: CutPoint) -> usize {
+    let mut w = Writer::new(buffer);
+    w.u8(2).u8(0).u16(point.prefix).u32(view).u64(point.window).u32(point.cut);
+    w.len()
+}
+
+/// Writes the cut of a free window; returns its length.
+pub fn encode_free_cut(buffer: &mut [u8], view: u32, point: CutPoint, lsns: &[Lsn]) -> usize {
+    let mut w = Writer::new(buffer);
+    w.u8(3).u8(0).u16(lsns.len() as u16).u32(view).u64(point.window).u32(point.cut);
+    for lsn in lsns {
+        w.u64(lsn.0);
+    }
+    w.len()
+}
+
+/// Writes a view change; returns its length.
+pub fn encode_view_change(buffer: &mut [u8], view: u32, shard: ShardId) -> usize {
+    let mut w = Writer::new(buffer);
+    w.u8(4).u8(0).u16(shard.0).u32(view);
+    w.len()
+}
+
+impl<'a> OrderEntry<'a> {
+    /// Reads an entry and checks every field that can be checked alone.
+    ///
+    /// # Errors
+    /// When the bytes are not exactly one valid entry.
+    pub fn decode(bytes: &'a [u8]) -> Result<OrderEntry<'a>, DecodeError> {
+        let mut r = Reader::new(bytes);
+        let (tag, detail, small, view) = (r.u8()?, r.u8()?, r.u16()?, r.u32()?);
+        if tag != 1 && detail != 0 {
+            return Err(DecodeError::Value("reserved"));
+        }
+        let entry = match tag {
+            1 => OrderEntry::Grant(decode_grant(&mut r, detail, small, view)?),
+            2 => OrderEntry::Cut { view, point: CutPoint { window: r.u64()?, cut: r.u32()?, prefix: small } },
+            3 => {
+                let point = CutPoint { window: r.u64()?, cut: r.u32()?, prefix: 0 };
+                let members = usize::from(small);
+                if members == 0 || members > SHARDS_MAX {
+                    return Err(DecodeError::Value("members"));
+                }
+                OrderEntry::FreeCut { view, point, lsns: Lsns(r.bytes(members * LSN_BYTES)?) }
+            }
+            4 => OrderEntry::ViewChange { view, shard: ShardId(small) },
+            tag => return Err(DecodeError::Tag(tag)),
+        };
+        r.finish()?;
+        Ok(entry)
+    }
+}
+
+fn decode_grant<'a>(r: &mut Reader<'a>, mode: u8, members: u16, view: u32) -> Result<Grant<'a>, DecodeError> {
+    let mode = match mode {
+        0 => WindowMode::Fixed,
+        1 => WindowMode::Free,
+        _ => return Err(DecodeError::Value("mode")),
+    };
+    let window = r.u64()?;
+    let start = Position(r.u64()?);
+    let (windows, cuts, first_cut) = (r.u32()?, r.u32()?, r.u32()?);
+    let count = usize::from(members);
+    if count == 0 || count > SHARDS_MAX {
+        return Err(DecodeError::Value("members"));
+    }
+    let members = Members(r.bytes(count * MEMBER_BYTES)?);
+    let mut previous = None;
+    let mut quota_sum = 0u64;
+    for member in members.iter() {
+        if previous.is_some_and(|p| p >= member.shard) {
+            return Err(DecodeError::Value("member order"));
+        }
+        if member.quota > QUOTA_MAX || (mode == WindowMode::Free && member.quota != 0) {
+            return Err(DecodeError::Value("quota"));
+        }
+        previous = Some(member.shard);
+        quota_sum += u64::from(member.quota);
+    }
+    if mode == WindowMode::Fixed && quota_sum == 0 {
+        return Err(DecodeError::Value("quota"));
+    }
+    if windows == 0 || cuts == 0 || cuts > WINDOW_CUTS_MAX || first_cut >= cuts {
+        return Err(DecodeError::Value("cuts"));
+    }
+    Ok(Grant { view, mode, window, windows, cuts, first_cut, start, members })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMBERS: [Member; 2] = [
+        Member { shard: ShardId(0), quota: 2, first_lsn: Lsn(200) },
+        Member { shard: ShardId(7), quota: 3, first_lsn: Lsn(300) },
+    ];
+    const HEAD: GrantHead = GrantHead {
+        view: 1,
+        mode: WindowMode::Fixed,
+        window: 4,
+        windows: 1,
+        cuts: 100,
+        first_cut: 0,
+        start: Position(2000),
+    };
+
+    #[test]
+    fn entries_come_back() {
+        let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+        let len = encode_grant(&mut buffer, HEAD, &MEMBERS);
+        assert_eq!(len, 36 + 32);
+        let Ok(OrderEntry::Grant(grant)) = OrderEntry::decode(&buffer[..len]) else { panic!("not a grant") };
+        assert_eq!((grant.window, grant.start, grant.cuts, grant.view), (4, Position(2000), 100, 1));
+        assert!(grant.members.iter().eq(MEMBERS));
+
+        let point = CutPoint { window: 4, cut: 17, prefix: 1 };
+        let len = encode_cut(&mut buffer, 1, point);
+        assert_eq!(OrderEntry::decode(&buffer[..len]), Ok(OrderEntry::Cut { view: 1, point }));
+
+        let whole = CutPoint { prefix: 0, ..point };
+        let len = encode_free_cut(&mut buffer, 1, whole, &[Lsn(5), Lsn(6)]);
+        let Ok(OrderEntry::FreeCut { lsns, .. }) = OrderEntry::decode(&buffer[..len]) else { panic!("not a cut") };
+        assert!(lsns.iter().eq([Lsn(5), Lsn(6)]));
+
+        let len = encode_view_change(&mut buffer, 2, ShardId(7));
+        assert_eq!(OrderEntry::decode(&buffer[..len]), Ok(OrderEntry::ViewChange { view: 2, shard: ShardId(7) }));
+    }
+
+    #[test]
+    fn what_is_not_exactly_one_valid_entry_is_refused() {
+        let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+        let len = encode_grant(&mut buffer, HEAD, &MEMBERS);
+        for end in 0..len {
+            assert!(OrderEntry::decode(&buffer[..end]).is_err(), "a prefix of {end} bytes was taken");
+        }
+        assert_eq!(OrderEntry::decode(&buffer[..len + 1]), Err(DecodeError::Trailing));
+        let zero = MEMBERS.map(|m| Member { quota: 0, ..m });
+        let len = encode_grant(&mut buffer, HEAD, &zero);
+        assert_eq!(OrderEntry::decode(&buffer[..len]), Err(DecodeError::Value("quota")));
+        let swapped = [MEMBERS[1], MEMBERS[0]];
+        let len = encode_grant(&mut buffer, HEAD, &swapped);
+        assert_eq!(OrderEntry::decode(&buffer[..len]), Err(DecodeError::Value("member order")));
+    }
+}

@@ -1,0 +1,434 @@
+//! Messages between clients and gates, and the cluster map a gate hands out.
+//!
+//! Each message has a fixed head; a record's bytes follow the heads of `Append`, `Deliver` and `ReadIs`.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use super::{DecodeError, Reader, Writer};
+use crate::types::{ClientId, Lsn, Position, Refusal, ShardId};
+
+/// Bytes that hold the head of any session message.
+pub const SESSION_HEAD_BYTES_MAX: usize = 80;
+
+/// Client to gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request<'a> {
+    /// Append a record to a shard.
+    Append {
+        /// The shard.
+        shard: ShardId,
+        /// Number of the record in this session and shard, from 0.
+        seq: u64,
+        /// The record.
+        record: &'a [u8],
+    },
+    /// Deliver a shard's slots from a position on.
+    Subscribe {
+        /// Chosen by the client; one per subscription and shard.
+        stream: u32,
+        /// The shard.
+        shard: ShardId,
+        /// Deliver slots at or above this position.
+        from: Position,
+        /// Bytes the gate may deliver before `Consumed` says more.
+        credit_bytes: u64,
+    },
+    /// End a stream.
+    Unsubscribe {
+        /// The stream.
+        stream: u32,
+    },
+    /// The client has consumed this much of a stream; cumulative.
+    Consumed {
+        /// The stream.
+        stream: u32,
+        /// Bytes consumed since the stream began, counted as [`stream_bytes`].
+        bytes: u64,
+    },
+    /// Relay the order stream on this connection, beginning with a snapshot.
+    Follow,
+    /// Read the record at a position; answered when the position is bound.
+    Read {
+        /// Chosen by the client.
+        token: u64,
+        /// The position.
+        position: Position,
+    },
+    /// Ask for the first position that is not bound.
+    Tail {
+        /// Chosen by the client.
+        token: u64,
+    },
+}
+
+/// What a slot held when it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadResult<'a> {
+    /// A record.
+    Record(&'a [u8]),
+    /// A slot without a record.
+    NoOp,
+    /// The slot belongs to a shard that another node serves.
+    Elsewhere(ShardId),
+    /// The log begins above the position.
+    Trimmed(Position),
+}
+
+/// Gate to client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply<'a> {
+    /// The record is bound.
+    Acknowledged {
+        /// The shard.
+        shard: ShardId,
+        /// The append's number.
+        seq: u64,
+        /// Where it is, for ever.
+        position: Position,
+    },
+    /// The record was not appended.
+    Refused {
+        /// The shard.
+        shard: ShardId,
+        /// The append's number.
+        seq: u64,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// A record of a stream.
+    Deliver {
+        /// The stream.
+        stream: u32,
+        /// Its slot in the shard.
+        lsn: Lsn,
+        /// Its position: predicted when `speculative`.
+        position: Position,
+        /// The gate's view.
+        view: u32,
+        /// Whether the position was not bound yet.
+        speculative: bool,
+        /// The session that appended it.
+        client: ClientId,
+        /// The session's number for it.
+        seq: u64,
+        /// The record.
+        record: &'a [u8],
+    },
+    /// Slots of a stream without records, at consecutive positions.
+    NoOps {
+        /// The stream.
+        stream: u32,
+        /// The first slot.
+        lsn: Lsn,
+        /// Its position.
+        position: Position,
+        /// How many.
+        count: u32,
+        /// The gate's view.
+        view: u32,
+    },
+    /// The stream ended: its next slot is below the trim point.
+    Trimmed {
+        /// The stream.
+        stream: u32,
+        /// The first position still there.
+        head: Position,
+    },
+    /// The shard of the stream is not served by this gate.
+    NotHere {
+        /// The stream.
+        stream: u32,
+    },
+    /// An order entry, relayed in index order.
+    Order {
+        /// Index in the order log.
+        index: u64,
+        /// The entry.
+        entry: &'a [u8],
+    },
+    /// The order stream begins anew: what follows up to and including `entries` order messages states the ledger as of
+    /// `index`, with everything below `base` bound.
+    Snapshot {
+        /// Index in the order log that the snapshot covers.
+        index: u64,
+        /// Positions below this are bound.
+        base: Position,
+        /// Number of `Order` messages that belong to the snapshot.
+        entries: u32,
+        /// The current view.
+        view: u32,
+    },
+    /// The answer to `Read`.
+    ReadIs {
+        /// The question's token.
+        token: u64,
+        /// What is there.
+        result: ReadResult<'a>,
+    },
+    /// The answer to `Tail`.
+    TailIs {
+        /// The question's token.
+        token: u64,
+        /// The first position that was not bound.
+        position: Position,
+    },
+}
+
+/// What a delivery of `record_bytes` counts against a stream's credit.
+pub const fn stream_bytes(record_bytes: usize) -> u64 {
+    (record_bytes + SESSION_HEAD_BYTES_MAX) as u64
+}
+
+impl<'a> Request<'a> {
+    /// Writes the head; returns its length and the bytes that follow it.
+    pub fn encode(&self, head: &mut [u8; SESSION_HEAD_BYTES_MAX]) -> (usize, &'a [u8]) {
+        let mut w = Writer::new(head);
+        let mut body: &'a [u8] = &[];
+        match *self {
+            Request::Append { shard, seq, record } => {
+                w.u16(1).u16(shard.0).u32(0).u64(seq);
+                body = record;
+            }
+            Request::Subscribe { stream, shard, from, credit_bytes } => {
+                w.u16(2).u16(shard.0).u32(stream).u64(from.0).u64(credit_bytes);
+            }
+            Request::Unsubscribe { stream } => {
+                w.u16(3).u16(0).u32(stream);
+            }
+            Request::Consumed { stream, bytes } => {
+                w.u16(4).u16(0).u32(stream).u64(bytes);
+            }
+            Request::Follow => {
+                w.u16(5).u16(0).u32(0);
+            }
+            Request::Read { token, position } => {
+                w.u16(6).u16(0).u32(0).u64(token).u64(position.0);
+            }
+            Request::Tail { token } => {
+                w.u16(7).u16(0).u32(0).u64(token);
+            }
+        }
+        (w.len(), body)
+    }
+
+    /// Reads a request.
+    ///
+    /// # Errors
+    /// When the bytes are not exactly one valid request.
+    pub fn decode(bytes: &'a [u8]) -> Result<Request<'a>, DecodeError> {
+        let mut r = Reader::new(bytes);
+        let (tag, shard, stream) = (r.u16()?, ShardId(r.u16()?), r.u32()?);
+        let request = match tag {
+            1 => Request::Append { shard, seq: r.u64()?, record: r.rest() },
+            2 => Request::Subscribe { stream, shard, from: Position(r.u64()?), credit_bytes: r.u64()? },
+            3 => Request::Unsubscribe { stream },
+            4 => Request::Consumed { stream, bytes: r.u64()? },
+            5 => Request::Follow,
+            6 => Request::Read { token: r.u64()?, position: Position(r.u64()?) },
+            7 => Request::Tail { token: r.u64()? },
+            tag => return Err(DecodeError::Tag(tag as u8)),
+        };
+        r.finish()?;
+        Ok(request)
+    }
+}
+
+impl<'a> Reply<'a> {
+    /// Writes the head; returns its length and the bytes that follow it.
+    pub fn encode(&self, head: &mut [u8; SESSION_HEAD_BYTES_MAX]) -> (usize, &'a [u8]) {
+        let mut w = Writer::new(head);
+        let mut body: &'a [u8] = &[];
+        match *self {
+            Reply::Acknowledged { shard, seq, position } => {
+                w.u16(1).u16(shard.0).u32(0).u64(seq).u64(position.0);
+            }
+            Reply::Refused { shard, seq, refusal } => {
+                let (code, detail) = refusal_code(refusal);
+                w.u16(2).u16(shard.0).u32(code).u64(seq).u64(detail);
+            }
+            Reply::Deliver { stream, lsn, position, view, speculative, client, seq, record } => {
+                w.u16(3).u16(speculative.into()).u32(stream).u64(lsn.0).u64(position.0);
+                w.u128(client.0).u64(seq).u32(view).u32(0);
+                body = record;
+            }
+            Reply::NoOps { stream, lsn, position, count, view } => {
+                w.u16(4).u16(0).u32(stream).u64(lsn.0).u64(position.0).u32(count).u32(view);
+            }
+            Reply::Trimmed { stream, head } => {
+                w.u16(5).u16(0).u32(stream).u64(head.0);
+            }
+            Reply::NotHere { stream } => {
+                w.u16(6).u16(0).u32(stream);
+            }
+            Reply::Order { index, entry } => {
+                w.u16(7).u16(0).u32(0).u64(index);
+                body = entry;
+            }
+            Reply::Snapshot { index, base, entries, view } => {
+                w.u16(8).u16(0).u32(entries).u64(index).u64(base.0).u32(view);
+            }
+            Reply::ReadIs { token, result } => {
+                let (kind, detail) = match result {
+                    ReadResult::Record(record) => {
+                        body = record;
+                        (0, 0)
+                    }
+                    ReadResult::NoOp => (1, 0),
+                    ReadResult::Elsewhere(shard) => (2, shard.0.into()),
+                    ReadResult::Trimmed(head) => (3, head.0),
+                };
+                w.u16(9).u16(kind).u32(0).u64(token).u64(detail);
+            }
+            Reply::TailIs { token, position } => {
+                w.u16(10).u16(0).u32(0).u64(token).u64(position.0);
+            }
+        }
+        (w.len(), body)
+    }
+
+    /// Reads a reply.
+    ///
+    /// # Errors
+    /// When the bytes are not exactly one valid reply.
+    pub fn decode(bytes: &'a [u8]) -> Result<Reply<'a>, DecodeError> {
+        let mut r = Reader::new(bytes);
+        let (tag, small, stream) = (r.u16()?, r.u16()?, r.u32()?);
+        let reply = match tag {
+            1 => Reply::Acknowledged { shard: ShardId(small), seq: r.u64()?, position: Position(r.u64()?) },
+            2 => Reply::Refused { shard: ShardId(small), seq: r.u64()?, refusal: refusal_from(stream, r.u64()?)? },
+            3 => {
+                let (lsn, position) = (Lsn(r.u64()?), Position(r.u64()?));
+                let (client, seq, view) = (ClientId(r.u128()?), r.u64()?, r.u32()?);
+                if small > 1 || r.u32()? != 0 {
+                    return Err(DecodeError::Value("speculative"));
+                }
+                Reply::Deliver { stream, lsn, position, view, speculative: small == 1, client, seq, record: r.rest() }
+            }
+            4 => Reply::NoOps {
+                stream,
+                lsn: Lsn(r.u64()?),
+                position: Position(r.u64()?),
+                count: r.u32()?,
+                view: r.u32()?,
+            },
+            5 => Reply::Trimmed { stream, head: Position(r.u64()?) },
+            6 => Reply::NotHere { stream },
+            7 => Reply::Order { index: r.u64()?, entry: r.rest() },
+            8 => Reply::Snapshot { entries: stream, index: r.u64()?, base: Position(r.u64()?), view: r.u32()? },
+            9 => {
+                let (token, detail) = (r.u64()?, r.u64()?);
+                let result = match small {
+                    0 => ReadResult::Record(r.rest()),
+                    1 => ReadResult::NoOp,
+                    2 => {
+                        ReadResult::Elsewhere(ShardId(u16::try_from(detail).map_err(|_| DecodeError::Value("shard"))?))
+                    }
+                    3 => ReadResult::Trimmed(Position(detail)),
+                    _ => return Err(DecodeError::Value("result")),
+                };
+                Reply::ReadIs { token, result }
+            }
+            10 => Reply::TailIs { token: r.u64()?, position: Position(r.u64()?) },
+            tag => return Err(DecodeError::Tag(tag as u8)),
+        };
+        r.finish()?;
+        Ok(reply)
+    }
+}
+
+fn refusal_code(refusal: Refusal) -> (u32, u64) {
+    match refusal {
+        Refusal::Gap { expected } => (1, expected),
+        Refusal::UnknownSession => (2, 0),
+        Refusal::Forgotten => (3, 0),
+        Refusal::TooLarge { limit_bytes } => (4, limit_bytes.into()),
+        Refusal::RegionFull { region_bytes } => (5, region_bytes),
+        Refusal::NotHere => (6, 0),
+        Refusal::Failed => (7, 0),
+    }
+}
+
+fn refusal_from(code: u32, detail: u64) -> Result<Refusal, DecodeError> {
+    Ok(match code {
+        1 => Refusal::Gap { expected: detail },
+        2 => Refusal::UnknownSession,
+        3 => Refusal::Forgotten,
+        4 => Refusal::TooLarge { limit_bytes: u32::try_from(detail).map_err(|_| DecodeError::Value("limit"))? },
+        5 => Refusal::RegionFull { region_bytes: detail },
+        6 => Refusal::NotHere,
+        7 => Refusal::Failed,
+        _ => return Err(DecodeError::Value("refusal")),
+    })
+}
+
+/// What a client must know of a cluster: where each shard is served, and its limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterMap {
+    /// The ordering tick in nanoseconds.
+    pub tick_ns: u64,
+    /// Largest record in bytes.
+    pub record_bytes_max: u32,
+    /// Appends a session may have outstanding per shard.
+    pub outstanding_max: u32,
+    /// Shards in id order with the address of the gate that serves each.
+    pub shards: Vec<(ShardId, String)>,
+    /// Name of the ordering in force (`fixed`, `free-tick`, `free-event`).
+    pub ordering: String,
+}
+
+impl ClusterMap {
+    /// The map's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        out.extend_from_slice(&self.tick_ns.to_le_bytes());
+        out.extend_from_slice(&self.record_bytes_max.to_le_bytes());
+        out.extend_from_slice(&self.outstanding_max.to_le_bytes());
+        put_text(&mut out, &self.ordering);
+        out.extend_from_slice(&(self.shards.len() as u16).to_le_bytes());
+        for (shard, address) in &self.shards {
+            out.extend_from_slice(&shard.0.to_le_bytes());
+            put_text(&mut out, address);
+        }
+        out
+    }
+
+    /// Reads a map.
+    ///
+    /// # Errors
+    /// When the bytes are not exactly one valid map.
+    pub fn decode(bytes: &[u8]) -> Result<ClusterMap, DecodeError> {
+        let mut r = Reader::new(bytes);
+        let (tick_ns, record_bytes_max, outstanding_max) = (r.u64()?, r.u32()?, r.u32()?);
+        if tick_ns == 0 || outstanding_max == 0 {
+            return Err(DecodeError::Value("limit"));
+        }
+        let ordering = get_text(&mut r)?;
+        let count = r.u16()?;
+        let mut shards: Vec<(ShardId, String)> = Vec::new();
+        for _ in 0..count {
+            let shard = ShardId(r.u16()?);
+            if shards.last().is_some_and(|(last, _)| *last >= shard) {
+                return Err(DecodeError::Value("shard order"));
+            }
+            shards.push((shard, get_text(&mut r)?));
+        }
+        r.finish()?;
+        if shards.is_empty() {
+            return Err(DecodeError::Value("shards"));
+        }
+        Ok(ClusterMap { tick_ns, record_bytes_max, outstanding_max, shards, ordering })
+    }
+}
+
+fn put_text(out: &mut Vec<u8>, text: &str) {
+    let len = text.len().min(255);
+    out.push(len as u8);
+    out.extend_from_slice(&text.as_bytes()[..len]);
+}
+
+fn get_text(r: &mut Reader<'_>) -> Result<String, DecodeError> {
+    let len = r.u8()?;
+    let bytes = r.bytes(len.into())?;
+    core::str::from_utf8(bytes).map(String::from).map_err(|_| DecodeError::Value("text"))
+}
