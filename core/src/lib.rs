@@ -5,4 +5,5 @@ pub mod channel;
 pub mod counters;
 pub mod mem;
 pub mod node;
+mod sync;
 pub mod transport;

@@ -35,12 +35,12 @@ const LOOK: u32 = 0;
 /// [`Ring::reset`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingError {
-    /// The tail went backwards, is not aligned, or leads further than the ring is long.
+    /// The tail went backwards, is not aligned, or leads further than the peer had credit for.
     Tail {
         /// The word found, in absolute bytes.
         tail: u64,
-        /// What had been consumed.
-        consumed: u64,
+        /// What the peer was told to be consumed.
+        reported: u64,
     },
     /// A header whose check word does not belong to its position, or a length that cannot be there.
     Header {
@@ -61,8 +61,8 @@ pub enum RingError {
 impl fmt::Display for RingError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            RingError::Tail { tail, consumed } => {
-                write!(f, "peer published an impossible ring tail {tail} (consumed so far: {consumed})")
+            RingError::Tail { tail, reported } => {
+                write!(f, "peer published an impossible ring tail {tail} (credit given up to {reported})")
             }
             RingError::Header { at, len } => write!(f, "peer's ring holds no valid message at {at} (length {len})"),
             RingError::Credit { credit, announced } => {
@@ -177,6 +177,11 @@ impl Ring {
             Ok(credited) => self.layout_out.room(self.pushed, credited),
             Err(_) => 0,
         }
+    }
+
+    /// What the peer did wrong, if anything was noticed since the last reset; for a side that sends and never peeks.
+    pub fn fault(&self) -> Option<RingError> {
+        self.fault
     }
 
     /// True while something pushed was not published to its end.
@@ -349,10 +354,10 @@ impl Ring {
     /// Looks at the peer's tail; true when it leads further.
     fn load_tail(&mut self) -> Result<bool, RingError> {
         let tail = u64::from_le(self.incoming.load_u64(TAIL_AT));
-        let ahead = tail.checked_sub(self.tail);
-        let valid = ahead.is_some_and(|ahead| ahead <= self.layout_in.capacity() as u64) && tail.is_multiple_of(8);
-        if !valid {
-            return Err(RingError::Tail { tail, consumed: self.consumed });
+        // Not even bytes consumed here may be overwritten before the peer was told so.
+        let most = self.reported + self.layout_in.capacity() as u64;
+        if tail < self.tail || tail > most || !tail.is_multiple_of(8) {
+            return Err(RingError::Tail { tail, reported: self.reported });
         }
         self.tail = tail;
         Ok(tail != self.consumed)

@@ -9,12 +9,11 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use super::frame::{HEADER_BYTES, Layout, SKIP, frame_bytes, message_bytes_max};
 use crate::mem::Region;
 use crate::node::Waker;
+use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering, fence};
 use crate::transport::Full;
 
 /// On cache lines of its own: two, because x86 prefetches lines in pairs.
@@ -24,7 +23,7 @@ struct Padded<T>(T);
 
 #[derive(Debug)]
 struct Shared {
-    buffer: Arc<Region>,
+    buffer: std::sync::Arc<Region>,
     layout: Layout,
     /// Published by the producer: everything before it may be read.
     tail: Padded<AtomicU64>,
@@ -234,7 +233,7 @@ fn header(len: u32) -> [u8; HEADER_BYTES] {
     u64::from(len).to_le_bytes()
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::node::Parker;
@@ -320,5 +319,42 @@ mod tests {
         }
         sending.join().unwrap();
         assert!(consumer.peek().is_none());
+    }
+}
+
+/// Run with `RUSTFLAGS="--cfg loom" cargo test --release -p antelog-core loom_`.
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use crate::node::Parker;
+
+    /// The consumer parks for messages and the producer for room; the queue holds four of these messages.
+    #[test]
+    fn loom_messages_and_room_wake_both_sides() {
+        const COUNT: u64 = 6;
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let (mut receiver_parker, receiver) = Parker::new().unwrap();
+            let (mut sender_parker, sender) = Parker::new().unwrap();
+            let (mut producer, mut consumer) = channel(4096, receiver).unwrap();
+            consumer.set_producer_waker(sender);
+            let sending = loom::thread::spawn(move || {
+                for number in 0..COUNT {
+                    while producer.push(&[&number.to_le_bytes(), &[0; 1000]]).is_err() {
+                        sender_parker.park(&[], None, || producer.room() >= 1008);
+                    }
+                    producer.publish();
+                }
+            });
+            for number in 0..COUNT {
+                while consumer.peek().is_none() {
+                    receiver_parker.park(&[], None, || !consumer.is_empty());
+                }
+                assert_eq!(consumer.peek().unwrap()[..8], number.to_le_bytes());
+                consumer.consume();
+            }
+            sending.join().unwrap();
+        });
     }
 }

@@ -146,6 +146,8 @@ mod tests {
     fn an_empty_group_never_has_to_run() {
         let mut group = Invoked::build(Vec::new()).unwrap();
         assert_eq!((group.step(1), group.deadline_ns(), group.prepare_wait()), (0, None, false));
-        assert!(Invoked::build(vec![Box::new(|| Err("no device".to_owned()))]).is_err_and(|error| error == "no device"));
+        assert!(
+            Invoked::build(vec![Box::new(|| Err("no device".to_owned()))]).is_err_and(|error| error == "no device")
+        );
     }
 }

@@ -209,15 +209,11 @@ fn abandon(running: Running, starts: Vec<Sender<()>>, error: LaunchError) -> Lau
 }
 
 /// The life of one thread: pin, build, report, wait for the start, run, stop.
-fn thread_body(
-    plan: ThreadPlan,
-    shared: &Shared,
-    report: &Sender<Result<(), LaunchError>>,
-    start: &Receiver<()>,
-) {
+fn thread_body(plan: ThreadPlan, shared: &Shared, report: &Sender<Result<(), LaunchError>>, start: &Receiver<()>) {
     let ThreadPlan { name, core, idle, spin_ns, mut parker, agents } = plan;
     let built = prepare_thread(&name, core).and_then(|()| {
-        let built = catch_unwind(AssertUnwindSafe(|| Invoked::build(agents))).unwrap_or_else(|panic| Err(panic_text(&*panic)));
+        let built =
+            catch_unwind(AssertUnwindSafe(|| Invoked::build(agents))).unwrap_or_else(|panic| Err(panic_text(&*panic)));
         built.map_err(|reason| LaunchError::Agent { thread: name.clone(), reason })
     });
     let mut agents = match built {
@@ -282,5 +278,5 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;

@@ -77,8 +77,7 @@ fn wait_for(condition: impl Fn() -> bool) {
 fn every_idle_strategy_runs_on_deadlines_and_stops() {
     for idle in [Idle::Spin, Idle::Yield, Idle::Park] {
         let (one, two) = (Arc::<Seen>::default(), Arc::<Seen>::default());
-        let plans =
-            vec![thread_plan("one", idle, vec![ticker(&one, u64::MAX), ticker(&two, u64::MAX)])];
+        let plans = vec![thread_plan("one", idle, vec![ticker(&one, u64::MAX), ticker(&two, u64::MAX)])];
         let running = launch(plans).unwrap();
         wait_for(|| one.cycles.load(Ordering::Relaxed) > 5 && two.cycles.load(Ordering::Relaxed) > 5);
         assert!(!running.finished() && !one.stopped.load(Ordering::Relaxed));
