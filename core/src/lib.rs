@@ -1,5 +1,9 @@
 //! antelog's core: log regions, channels, duty cycles and configuration, independent of the network below.
 #![deny(unsafe_code)]
 
+pub mod channel;
+pub mod counters;
 pub mod mem;
+pub mod node;
+mod sync;
 pub mod transport;
