@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 pub mod channel;
+pub mod client;
 pub mod counters;
 pub mod mem;
 pub mod node;

@@ -1,0 +1,46 @@
+//! The client's side of a cluster: one [`session::Session`] appends, subscribes, reads, reconnects and retries.
+//!
+//! A session is driven by whoever owns it, like any duty cycle: a thread of its own in the `antelog` library, the load
+//! generator's loop in `profile`, virtual time in the simulator.
+
+use std::sync::Arc;
+
+use antelog_protocol::client::Event;
+use antelog_protocol::{Position, Refusal, ShardId};
+
+/// A record's bytes, shared between the merge (until confirmed) and the user.
+pub type Record = Arc<[u8]>;
+
+/// A subscription of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SubscriptionId(pub u32);
+
+/// What a bound position holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Slot {
+    /// A record.
+    Record(Record),
+    /// No record: the slot was filled to keep the order moving.
+    NoOp,
+    /// The log begins above the position, at the given one.
+    Trimmed(Position),
+}
+
+/// What a session tells its owner, from inside its duty cycle.
+pub trait SessionHandler {
+    /// The append is bound at `position`, for ever.
+    fn on_acknowledged(&mut self, shard: ShardId, seq: u64, position: Position);
+    /// The append was refused and will not be retried.
+    fn on_refused(&mut self, shard: ShardId, seq: u64, refusal: Refusal);
+    /// A subscription delivers, confirms or fails.
+    fn on_event(&mut self, subscription: SubscriptionId, event: Event<Record>);
+    /// A subscription ended: the log begins above its next position, at `head`.
+    fn on_trimmed(&mut self, subscription: SubscriptionId, head: Position);
+    /// The answer to a read.
+    fn on_read(&mut self, token: u64, position: Position, slot: Slot);
+    /// The answer to a question for the tail: the first position that was not bound.
+    fn on_tail(&mut self, token: u64, position: Position);
+    /// The connection to a gate came up (`error` is `None`) or was lost, or an attempt failed. The session goes on
+    /// trying by itself.
+    fn on_connection(&mut self, address: &str, error: Option<&str>);
+}
