@@ -4,6 +4,7 @@
 pub mod channel;
 pub mod client;
 pub mod counters;
+pub mod log;
 pub mod mem;
 pub mod node;
 mod sync;
