@@ -5,7 +5,9 @@
 //! a cache line moves between the cores once per batch, not once per message.
 //!
 //! *Waking.* `publish` wakes the consumer if it is parked. The other direction is rarer and lazier: a producer that met a
-//! full queue raises a flag; the consumer looks at it once per eighth of the queue and whenever it has run empty.
+//! full queue raises a flag; the consumer looks at it once per eighth of the queue and whenever it has run empty. Before a
+//! thread parks it looks at what could wake it once more: the consumer at [`Consumer::is_empty`], a producer that met a full
+//! queue at [`Producer::room`].
 #![allow(unsafe_code)]
 
 use std::io;
@@ -148,11 +150,6 @@ impl Producer {
             self.blocked = full;
             shared.blocked.0.store(full, Ordering::Relaxed);
         }
-        if full {
-            // Flag, fence, look again; the consumer: index, fence, look at the flag. One of the two sees the other.
-            fence(Ordering::SeqCst);
-            self.head = shared.head.0.load(Ordering::Acquire);
-        }
     }
 
     /// Makes everything pushed visible and wakes the consumer if it is parked. One comparison when nothing is new.
@@ -228,7 +225,8 @@ impl Consumer {
             return;
         }
         self.settled = self.consumed;
-        // Orders the store of `head` before the look at the flag; see `refresh_head`.
+        // Index, fence, look at the flag; the producer: flag, the parker's fence, look at the index (`room`). One of the
+        // two sees the other.
         fence(Ordering::SeqCst);
         if self.shared.blocked.0.load(Ordering::Relaxed) {
             self.producer.wake();

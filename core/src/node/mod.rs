@@ -1,10 +1,10 @@
 //! The machinery that runs a node: agents with duty cycles, the threads they run on, and how those wait for work.
 //!
-//! * [`agent`] — what an agent is; a group of agents that one thread, or the caller, drives.
-//! * [`launch`] — starts, pins, watches and stops the threads.
-//! * [`plan`] — which agent runs on which thread and core.
-//! * [`idle`] — spinning, yielding and parking.
-//! * [`clock`] — the time that duty cycles are given.
+//! * [`mod@agent`] — what an agent is; a group of agents that one thread, or the caller, drives.
+//! * [`mod@launch`] — starts, pins, watches and stops the threads.
+//! * [`mod@plan`] — which agent runs on which thread and core.
+//! * [`mod@idle`] — spinning, yielding and parking.
+//! * [`mod@clock`] — the time that duty cycles are given.
 
 pub mod agent;
 pub mod clock;
