@@ -66,10 +66,9 @@ impl fmt::Display for DialError {
             DialError::Closed(addr) => write!(f, "{addr} closed the connection during the hand-shake"),
             DialError::Io(addr, error) => write!(f, "cannot connect to {addr}: {error}"),
             DialError::NotAntelog(addr, error) => write!(f, "{addr} is no antelog node: {error}"),
-            DialError::Version(addr, theirs) => write!(
-                f,
-                "{addr} refused the connection: it speaks protocol version {theirs}, this side {VERSION}"
-            ),
+            DialError::Version(addr, theirs) => {
+                write!(f, "{addr} refused the connection: it speaks protocol version {theirs}, this side {VERSION}")
+            }
             DialError::Rejected(addr, refusal) => write!(f, "{addr} refused the connection: {}", refusal.text),
             DialError::Hello(error) => write!(f, "the hand-shake cannot be sent: {error}"),
         }

@@ -251,7 +251,11 @@ impl Connection {
             (Stop::Events, _) => Rest::More,
             (Stop::Messages, _) => Rest::Stalled,
             (Stop::Broken | Stop::Empty, Some(reason)) => {
-                if push(Event::PeerDown { peer, reason }) { Rest::Down } else { Rest::More }
+                if push(Event::PeerDown { peer, reason }) {
+                    Rest::Down
+                } else {
+                    Rest::More
+                }
             }
             _ => Rest::Idle,
         };

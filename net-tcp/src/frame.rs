@@ -117,17 +117,15 @@ mod tests {
     use proptest::prelude::*;
 
     fn frames() -> impl Strategy<Value = Frame> {
-        let write =
-            (any::<u16>(), any::<u64>(), any::<u32>(), any::<Option<u32>>(), any::<bool>(), any::<u32>()).prop_map(
-                |(region, offset, len, notify, acknowledge, number)| Frame::Write {
-                    region,
-                    offset,
-                    len,
-                    notify,
-                    acknowledge,
-                    number,
-                },
-            );
+        let write = (any::<u16>(), any::<u64>(), any::<u32>(), any::<Option<u32>>(), any::<bool>(), any::<u32>())
+            .prop_map(|(region, offset, len, notify, acknowledge, number)| Frame::Write {
+                region,
+                offset,
+                len,
+                notify,
+                acknowledge,
+                number,
+            });
         let send = (any::<u32>(), any::<u32>()).prop_map(|(len, number)| Frame::Send { len, number });
         let placed = any::<u64>().prop_map(|count| Frame::Placed { count });
         prop_oneof![write, send, placed]

@@ -177,10 +177,7 @@ impl Server {
             self.paused_until = self.paused_until.filter(|&until| until > now);
             entries.clear();
             entries.push(entry(&self.woken, libc::POLLIN));
-            entries.push(entry(
-                &self.listener.socket,
-                if self.paused_until.is_none() { libc::POLLIN } else { 0 },
-            ));
+            entries.push(entry(&self.listener.socket, if self.paused_until.is_none() { libc::POLLIN } else { 0 }));
             entries.extend(self.pending.iter().map(|pending| entry(&pending.stream, pending.interest())));
             let next = self.pending.front().map(|oldest| oldest.deadline).into_iter().chain(self.paused_until).min();
             // Rounded up, or the last millisecond would be spent spinning.
