@@ -3,7 +3,9 @@
 
 pub mod channel;
 pub mod client;
+pub mod contract;
 pub mod counters;
+pub mod handshake;
 pub mod log;
 pub mod mem;
 pub mod node;
