@@ -3,6 +3,7 @@
 
 pub mod channel;
 pub mod client;
+pub mod config;
 pub mod contract;
 pub mod counters;
 pub mod handshake;

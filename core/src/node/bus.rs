@@ -8,6 +8,7 @@ use antelog_protocol::{ClientId, Lsn, Position, Refusal, ShardId};
 
 use crate::channel::spsc::{Consumer, Producer};
 use crate::log::LogReader;
+use crate::node::idle::Waker;
 
 /// Bytes before the record in an append.
 pub const APPEND_HEAD_BYTES: usize = 32;
@@ -209,6 +210,8 @@ pub struct GatePort {
     pub requests: Consumer,
     /// Answers and the order stream go here.
     pub answers: Producer,
+    /// Wakes the gate when the progress moved and nothing was said.
+    pub waker: Waker,
 }
 
 #[cfg(test)]

@@ -100,6 +100,8 @@ struct Common {
     relay: OrderLog,
     tails: VecDeque<TailQuestion>,
     next_tail_token: u64,
+    /// A request did not fit into a shard's queue.
+    queue_full: bool,
     counters: GateCounters,
 }
 
@@ -137,6 +139,7 @@ impl<T: Transport> GateAgent<T> {
             relay: OrderLog::new(0, RELAY_ENTRIES_MAX, RELAY_BYTES_MAX),
             tails: VecDeque::with_capacity(TAILS_MAX),
             next_tail_token: 0,
+            queue_full: false,
             counters,
             config: parts.config,
         };
@@ -282,7 +285,7 @@ impl<T: Transport> GateAgent<T> {
 
     fn serve_clients(&mut self) -> usize {
         let mut work = 0;
-        self.again = false;
+        (self.again, self.common.queue_full) = (false, false);
         for slot in 0..self.clients.len() {
             let Some(client) = self.clients[slot].as_deref_mut() else { continue };
             let peer = PeerId(slot as u16);
@@ -357,6 +360,7 @@ impl<T: Transport> Agent for GateAgent<T> {
         self.transport.prepare_wait()
             || self.mailbox.waits()
             || self.common.ports.iter().any(|p| !p.answers.is_empty())
+            || (self.common.queue_full && self.common.ports.iter().any(|p| p.requests.room() > 0))
             || progress.into_iter().any(|(port, seen)| port.progress.deliverable() != *seen)
     }
 }

@@ -96,8 +96,10 @@ pub struct ShardAgent<T: Transport> {
     events: Box<[Event]>,
     counters: ShardCounters,
     full: bool,
-    /// Requests wait for something else to happen first: room, acknowledgements, a backup.
+    /// Requests wait for acknowledgements or for entries to be confirmed.
     blocked: bool,
+    /// Requests wait for room at the gate or for backups.
+    no_room: bool,
 }
 
 /// The protocol's effects, applied to the parts they concern.
@@ -157,6 +159,7 @@ impl<T: Transport> ShardAgent<T> {
             counters: ShardCounters::new(&parts.counters),
             full: false,
             blocked: false,
+            no_room: false,
         }
     }
 
@@ -243,15 +246,17 @@ impl<T: Transport> ShardAgent<T> {
     /// Takes appends from the gate while there is room for all that they will need.
     fn take_requests(&mut self, now_ns: u64) -> usize {
         let mut count = 0;
-        self.blocked = true;
-        while self.has_room() {
-            let Some(bytes) = self.gate.requests.peek().filter(|_| count < REQUESTS_PER_CYCLE) else {
-                self.blocked = false;
+        (self.blocked, self.no_room) = (false, false);
+        while count < REQUESTS_PER_CYCLE {
+            if !self.has_room() {
+                self.no_room = true;
                 break;
-            };
+            }
+            let Some(bytes) = self.gate.requests.peek() else { break };
             match bus::to_shard(bytes) {
                 ToShard::ReadIndex { token } => {
                     if self.read_index.is_some() {
+                        self.blocked = true;
                         break;
                     }
                     self.read_index = Some(token);
@@ -259,7 +264,10 @@ impl<T: Transport> ShardAgent<T> {
                 ToShard::Append { client, seq, record } => {
                     let verdict = self.shard.judge(client, seq);
                     let answer = match verdict {
-                        Append::Busy => break,
+                        Append::Busy => {
+                            self.blocked = true;
+                            break;
+                        }
                         Append::Waiting => None,
                         Append::Bound(position) => Some(bus::acknowledged(client, seq, position)),
                         Append::Refused(refusal) => Some(bus::refused(client, seq, refusal)),
@@ -274,7 +282,10 @@ impl<T: Transport> ShardAgent<T> {
                                 self.shard.accept(now_ns, lsn, client, seq, &mut effects);
                                 None
                             }
-                            Err(_) if self.log.recycles() => break,
+                            Err(_) if self.log.recycles() => {
+                                self.blocked = true;
+                                break;
+                            }
                             Err(_) => {
                                 self.full = true;
                                 self.shard.set_full(true);
@@ -333,7 +344,11 @@ impl<T: Transport> ShardAgent<T> {
     }
 
     fn publish(&mut self) {
-        self.gate.progress.set_deliverable(self.shard.deliverable());
+        let deliverable = self.shard.deliverable();
+        if deliverable != self.gate.progress.deliverable() {
+            self.gate.progress.set_deliverable(deliverable);
+            self.gate.waker.wake();
+        }
         self.gate.answers.publish();
         let stats = self.shard.stats();
         self.counters.records.set(stats.records);
@@ -379,6 +394,7 @@ impl<T: Transport> Agent for ShardAgent<T> {
     }
 
     fn prepare_wait(&mut self) -> bool {
-        self.transport.prepare_wait() || self.mailbox.waits() || (!self.blocked && !self.gate.requests.is_empty())
+        let may_go_on = !self.blocked && (!self.no_room || self.has_room());
+        self.transport.prepare_wait() || self.mailbox.waits() || (may_go_on && !self.gate.requests.is_empty())
     }
 }

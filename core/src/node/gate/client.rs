@@ -147,6 +147,7 @@ impl Client {
                     let head = bus::append_head(self.session, seq);
                     if common.ports[port].requests.push(&[&head, record]).is_err() {
                         common.counters.pushed_back.add(1);
+                        common.queue_full = true;
                         return Ok(Taken::Stalled);
                     }
                     self.outstanding[port] += 1;
@@ -188,6 +189,7 @@ impl Client {
                 }
                 let ask = bus::read_index(common.next_tail_token);
                 if common.ports[0].requests.push(&[&ask]).is_err() {
+                    common.queue_full = true;
                     return Ok(Taken::Stalled);
                 }
                 common.tails.push_back(TailQuestion {
