@@ -8,17 +8,15 @@
 //! * [`stats`] — the histograms.
 //! * [`run`] — writers and consumer in one loop, for a given time.
 //! * [`demo`] — modes beside each other: interleaved repetitions, gains, and the model's prediction next to them.
-//! * [`floor`] — what loopback sockets and memory alone cost on the same cores.
 //! * [`outside`] — what else the machine was doing meanwhile.
 #![forbid(unsafe_code)]
 
 pub mod consumer;
-//DEMO pub mod demo;
+pub mod demo;
 #[cfg(test)]
 mod fake;
-//DEMO pub mod floor;
 pub mod load;
 pub mod log;
-//DEMO pub mod outside;
+pub mod outside;
 pub mod run;
 pub mod stats;
