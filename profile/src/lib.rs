@@ -8,6 +8,7 @@
 //! * [`stats`] — the histograms.
 //! * [`run`] — writers and consumer in one loop, for a given time.
 //! * [`demo`] — modes beside each other: interleaved repetitions, gains, and the model's prediction next to them.
+//! * [`floor`] — what loopback sockets and memory alone cost on the same cores.
 //! * [`outside`] — what else the machine was doing meanwhile.
 #![forbid(unsafe_code)]
 
@@ -15,6 +16,7 @@ pub mod consumer;
 pub mod demo;
 #[cfg(test)]
 mod fake;
+pub mod floor;
 pub mod load;
 pub mod log;
 pub mod outside;

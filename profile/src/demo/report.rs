@@ -44,11 +44,8 @@ pub fn table(demo: &Demo) -> String {
         let compute = result.measured.compute.mean_us();
         let no_ops = result.counted.no_op_share() * 100.0;
         let failed = result.measured.totals.failed;
-        let _ = writeln!(
-            text,
-            "{:<12}order path {order}, queue {queue:.1}, compute {compute:.1}; no-ops {no_ops:.1} %; failed {failed}",
-            ""
-        );
+        let parts = format!("order path O {order}, queue Q {queue:.1}, compute C {compute:.1}");
+        wrap(&mut text, &format!("{:<12}{parts}; no-ops {no_ops:.1} %, misspeculated {failed}", ""));
     }
     for free in [Ordering::FreeEvent, Ordering::FreeTick] {
         if let Some(gain) = demo.gain(free) {

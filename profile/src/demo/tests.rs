@@ -217,7 +217,7 @@ fn a_free_mode_alone_has_no_gain_and_no_order_path() {
     let clock = bench.clock.clone();
     let demo = run(&mut bench, &clock, config(&[Ordering::FreeEvent], 1)).unwrap();
     assert_eq!((demo.modes[0].order_path_us, demo.gain(Ordering::FreeEvent)), (None, None));
-    assert!(report::table(&demo).contains("order path not known"));
+    assert!(report::table(&demo).contains("order path O not known"));
     assert!(report::json(&demo).contains("\"gain\": null"));
 }
 
