@@ -166,6 +166,10 @@ impl<H: Clone> Merge<H> {
         if stream.next_lsn.is_some_and(|next| lsn != next) || position < stream.next_position {
             return Err(Contradiction { invariant: "I7", what: "a shard's delivery skips a slot or goes back" });
         }
+        if position < self.confirmed {
+            // Only a peer that breaks the protocol does this; `hand_out` may rely on it.
+            return Err(Contradiction { invariant: "I2", what: "a delivery is new below the confirmed prefix" });
+        }
         stream.next_lsn = Some(lsn.plus(count));
         stream.next_position = position.plus(count);
         stream.queue.push_back(Held { lsn, position, view, count, record });

@@ -3,6 +3,8 @@
 //! A session is driven by whoever owns it, like any duty cycle: a thread of its own in the `antelog` library, the load
 //! generator's loop in `profile`, virtual time in the simulator.
 
+pub mod session;
+
 use std::sync::Arc;
 
 use antelog_protocol::client::Event;
@@ -43,4 +45,11 @@ pub trait SessionHandler {
     /// The connection to a gate came up (`error` is `None`) or was lost, or an attempt failed. The session goes on
     /// trying by itself.
     fn on_connection(&mut self, address: &str, error: Option<&str>);
+    /// A subscription ended: the cluster has no such shard. Known once the cluster's map is.
+    fn on_unknown_shard(&mut self, _subscription: SubscriptionId, _shard: ShardId) {}
+    /// Whether the subscription's next event can be taken now. While it is false nothing is handed out, the stream's
+    /// credit runs out, and the log stops sending; other subscriptions are not affected. Asked again every duty cycle.
+    fn ready(&mut self, _subscription: SubscriptionId) -> bool {
+        true
+    }
 }
