@@ -1,1 +1,2 @@
 //! antelog
+pub mod cluster;

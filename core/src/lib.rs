@@ -3,7 +3,11 @@
 
 pub mod channel;
 pub mod client;
+pub mod config;
+pub mod contract;
 pub mod counters;
+pub mod handshake;
+pub mod log;
 pub mod mem;
 pub mod node;
 mod sync;

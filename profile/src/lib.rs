@@ -1,1 +1,24 @@
-//! profile
+//! antelog's load generator and measurements: what a latency is, how it is recorded and how it is reported.
+//!
+//! Reading order:
+//!
+//! * [`log`] — what is measured: anything that appends and delivers; and the clock, which tests replace by virtual time.
+//! * [`load`] — open-loop writers with intended send times.
+//! * [`consumer`] — a consumer that computes on batches and releases outputs once they are confirmed.
+//! * [`stats`] — the histograms.
+//! * [`run`] — writers and consumer in one loop, for a given time.
+//! * [`demo`] — modes beside each other: interleaved repetitions, gains, and the model's prediction next to them.
+//! * [`floor`] — what loopback sockets and memory alone cost on the same cores.
+//! * [`outside`] — what else the machine was doing meanwhile.
+#![forbid(unsafe_code)]
+
+pub mod consumer;
+pub mod demo;
+#[cfg(test)]
+mod fake;
+pub mod floor;
+pub mod load;
+pub mod log;
+pub mod outside;
+pub mod run;
+pub mod stats;

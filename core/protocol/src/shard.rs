@@ -106,7 +106,7 @@ pub struct Shard {
     cut_end: Option<Lsn>,
     /// When the first real record of the cut being filled was appended.
     partial_since_ns: Option<u64>,
-    /// The fill for `partial_since_ns` waits for a grant.
+    /// The newest target; kept until the grants reach it.
     target: Target,
     reported: Report,
     reported_at_ns: Option<u64>,
@@ -115,6 +115,8 @@ pub struct Shard {
     pending: VecDeque<Pending>,
     stats: ShardStats,
     failed: bool,
+    /// The log takes no records any more: fills go to the end of the grants, so that they need few entries.
+    full: bool,
 }
 
 impl Shard {
@@ -139,6 +141,7 @@ impl Shard {
             pending: VecDeque::with_capacity(config.pending_max),
             stats: ShardStats::default(),
             failed: false,
+            full: false,
             config,
         }
     }
@@ -196,10 +199,18 @@ impl Shard {
         }
     }
 
-    /// A client's record arrived. On `Accepted` the entry has been written through `out`.
+    /// A client's record arrived: judges it, and appends it when it is `Accepted`.
     pub fn on_append(&mut self, now_ns: u64, client: ClientId, seq: u64, out: &mut impl ShardOut) -> Append {
         let verdict = self.judge(client, seq);
-        let Append::Accepted(lsn) = verdict else { return verdict };
+        if let Append::Accepted(lsn) = verdict {
+            self.accept(now_ns, lsn, client, seq, out);
+        }
+        verdict
+    }
+
+    /// Appends the record that [`judge`](Self::judge) has just accepted as slot `lsn`.
+    pub fn accept(&mut self, now_ns: u64, lsn: Lsn, client: ClientId, seq: u64, out: &mut impl ShardOut) {
+        invariant!(I7, lsn == self.appended, "slot {lsn} is appended after {}", self.appended);
         self.duplicates.record(client, seq, lsn);
         self.pending.push_back(Pending { lsn, client, seq });
         self.stats.records += 1;
@@ -210,7 +221,6 @@ impl Shard {
         self.close_full_cut();
         out.record(lsn, client, seq);
         self.after_append(now_ns, out);
-        verdict
     }
 
     fn advance_appended(&mut self, count: u64) {
@@ -293,6 +303,11 @@ impl Shard {
         }
     }
 
+    /// The log region has no room for records left (`true`), or has again.
+    pub fn set_full(&mut self, full: bool) {
+        self.full = full;
+    }
+
     /// Fills up to the target; at an edge without a grant the target stays and is resumed on the grant (L1).
     fn fill_to_target(&mut self, now_ns: u64, out: &mut impl ShardOut) {
         if self.failed || self.ledger.mode() != Some(WindowMode::Fixed) {
@@ -301,6 +316,7 @@ impl Shard {
         let point = self.target.point.min(self.ledger.granted_point());
         let Some(end) = self.ledger.lsn_at(self.config.shard, point) else { return };
         if end > self.appended {
+            let end = if self.full { self.granted } else { end };
             self.stats.fills_by_target += 1;
             self.fill(now_ns, end, out);
         }

@@ -6,6 +6,7 @@
 //! Both lay messages out in the same way (`frame`): contiguous, so a receiver reads them in place.
 
 mod frame;
+pub mod mirror;
 pub mod ring;
 pub mod spsc;
 

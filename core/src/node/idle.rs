@@ -119,15 +119,17 @@ impl Parker {
     ///
     /// Panics when the kernel refuses to wait: no memory, or more descriptors than the process may have open.
     pub fn park(&mut self, fds: &[RawFd], timeout_ns: Option<u64>, mut recheck: impl FnMut() -> bool) -> bool {
-        self.bed.parked.store(true, Ordering::Relaxed);
+        // Every change of the flag is a read-modify-write: that puts wakers' and sleepers' changes in one order, which the
+        // model checker can only follow so. Next to a system call it costs nothing.
+        self.bed.parked.swap(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if recheck() {
-            self.bed.parked.store(false, Ordering::Relaxed);
+            self.bed.parked.swap(false, Ordering::Relaxed);
             return false;
         }
         // A waker that saw the flag just before it falls may ring after this; the next sleep then ends at once.
         self.bed.bell.sleep(&mut self.list, fds, timeout_ns);
-        self.bed.parked.store(false, Ordering::Relaxed);
+        self.bed.parked.swap(false, Ordering::Relaxed);
         true
     }
 }

@@ -1,16 +1,23 @@
-//! The machinery that runs a node: agents with duty cycles, the threads they run on, and how those wait for work.
+//! A node: agents with duty cycles, the threads they run on, and how those wait for work.
 //!
 //! * [`agent`] — what an agent is; a group of agents that one thread, or the caller, drives.
-//! * [`launch`] — starts, pins, watches and stops the threads.
-//! * [`plan`] — which agent runs on which thread and core.
-//! * [`idle`] — spinning, yielding and parking.
-//! * [`clock`] — the time that duty cycles are given.
+//! * [`shard`], [`backup`], [`sequencer`], [`gate`] — the agents of a cluster.
+//! * [`bus`], [`mailbox`] — how they reach each other inside a process.
+//! * [`launch`] — starts, pins, watches and stops the threads. [`plan`] — which agent runs on which thread and core.
+//! * [`idle`] — spinning, yielding and parking. [`clock`] — the time that duty cycles are given.
 
 pub mod agent;
+pub mod backup;
+pub mod bus;
 pub mod clock;
+pub mod gate;
 pub mod idle;
 pub mod launch;
+pub mod mailbox;
+pub mod order_log;
 pub mod plan;
+pub mod sequencer;
+pub mod shard;
 
 pub use agent::{Agent, AgentBuilder, Invoked};
 pub use clock::now_ns;

@@ -337,7 +337,8 @@ impl<'a> Reply<'a> {
     }
 }
 
-fn refusal_code(refusal: Refusal) -> (u32, u64) {
+/// The code and detail that stand for a refusal on the wire.
+pub fn refusal_code(refusal: Refusal) -> (u32, u64) {
     match refusal {
         Refusal::Gap { expected } => (1, expected),
         Refusal::UnknownSession => (2, 0),
@@ -349,7 +350,11 @@ fn refusal_code(refusal: Refusal) -> (u32, u64) {
     }
 }
 
-fn refusal_from(code: u32, detail: u64) -> Result<Refusal, DecodeError> {
+/// The refusal that a code and detail stand for.
+///
+/// # Errors
+/// When there is none.
+pub fn refusal_from(code: u32, detail: u64) -> Result<Refusal, DecodeError> {
     Ok(match code {
         1 => Refusal::Gap { expected: detail },
         2 => Refusal::UnknownSession,

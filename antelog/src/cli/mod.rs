@@ -1,0 +1,137 @@
+//! The command line: parses, runs, and turns every error into one line and an exit code.
+//!
+//! Exit codes: 0 done, 1 failed (one line on standard error says why), 2 wrong usage.
+
+mod append;
+mod demo;
+mod nodes;
+mod output;
+mod profile;
+mod query;
+mod subscribe;
+
+use std::process::ExitCode;
+
+use antelog::{Client, ClientOptions};
+use clap::{Args, Parser, Subcommand};
+
+/// Where `antelog dev` serves clients, and where the client commands look.
+pub const DEFAULT_ADDRESS: &str = "127.0.0.1:7411";
+
+const AFTER_HELP: &str = "\
+First steps:
+  antelog demo                     see speculation beat its baseline on this machine
+  antelog dev                      run a cluster in this terminal, then in another one:
+  echo hello | antelog append      append a line
+  antelog subscribe --to-tail      read everything back
+  antelog subscribe --events       watch records being delivered, then confirmed";
+
+#[derive(Parser)]
+#[command(
+    name = "antelog",
+    version,
+    about = "A speculative shared log: records are delivered before their global order is bound",
+    after_help = AFTER_HELP,
+    arg_required_else_help = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Measure fixed (speculative) against free ordering in one run: two shards, real clients, real sockets
+    Demo(demo::DemoArgs),
+    /// Run a whole cluster in this process until Ctrl-C: two shards with a backup each, and a sequencer
+    Dev(nodes::DevArgs),
+    /// Run one node of a cluster described by a configuration file
+    Node(nodes::NodeArgs),
+    /// Work with configuration files
+    Config {
+        #[command(subcommand)]
+        command: nodes::ConfigCommand,
+    },
+    /// Append records from a file or standard input
+    Append(append::AppendArgs),
+    /// Follow the log: records in order, confirmed or as they are speculated
+    Subscribe(subscribe::SubscribeArgs),
+    /// Print the record at a position
+    Read(query::ReadArgs),
+    /// Print the first position that is not bound
+    Tail(query::TailArgs),
+    /// Measure
+    Profile {
+        #[command(subcommand)]
+        command: profile::ProfileCommand,
+    },
+}
+
+/// How client commands find the cluster.
+#[derive(Args, Clone)]
+pub struct ClusterArgs {
+    /// Addresses of gates (host:port); any one that answers is enough
+    #[arg(long, value_name = "ADDR[,ADDR…]", value_delimiter = ',', default_value = DEFAULT_ADDRESS, env = "ANTELOG_CLUSTER")]
+    cluster: Vec<String>,
+    /// Refuse to talk to a cluster of another name
+    #[arg(long, value_name = "NAME")]
+    cluster_name: Option<String>,
+}
+
+impl ClusterArgs {
+    fn connect(&self) -> Result<Client, String> {
+        let mut options = ClientOptions::new(self.cluster.iter().cloned());
+        if let Some(name) = &self.cluster_name {
+            options.cluster_name = name.clone();
+        }
+        Client::connect(options).map_err(|e| e.to_string())
+    }
+}
+
+/// Runs the command line.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match cli.command {
+        Command::Demo(args) => demo::run(&args),
+        Command::Dev(args) => nodes::dev(&args),
+        Command::Node(args) => nodes::node(&args),
+        Command::Config { command } => nodes::config(&command),
+        Command::Append(args) => append::run(&args),
+        Command::Subscribe(args) => subscribe::run(&args),
+        Command::Read(args) => query::read(&args),
+        Command::Tail(args) => query::tail(&args),
+        Command::Profile { command } => profile::run(&command),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Stop::ReaderGone) => ExitCode::SUCCESS,
+        Err(Stop::Failed(text)) => {
+            eprintln!("antelog: {text}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Why a command ends early.
+#[derive(Debug)]
+pub enum Stop {
+    /// Whoever read our output is gone (`| head`): no error.
+    ReaderGone,
+    /// One line: what, where, what to do.
+    Failed(String),
+}
+
+impl From<String> for Stop {
+    fn from(text: String) -> Stop {
+        Stop::Failed(text)
+    }
+}
+
+impl From<antelog::Error> for Stop {
+    fn from(error: antelog::Error) -> Stop {
+        Stop::Failed(error.to_string())
+    }
+}
+
+/// What commands return.
+pub type Outcome = Result<(), Stop>;

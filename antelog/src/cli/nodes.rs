@@ -1,0 +1,152 @@
+//! `dev`, `node` and `config`: running nodes.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use antelog::cluster::{Cluster, Nodes, OperatorLog};
+use antelog_core::config::{Config, NodeEntry, Role, ShardEntry};
+use clap::{Args, Subcommand};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::{DEFAULT_ADDRESS, Outcome, Stop, output};
+
+/// How often a running node looks whether it should end.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+#[derive(Args)]
+pub struct DevArgs {
+    /// Where clients connect
+    #[arg(long, value_name = "ADDR", default_value = DEFAULT_ADDRESS)]
+    listen: String,
+    /// Shards, each a primary and a backup
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    shards: u16,
+    /// Change a key of [cluster] or [launch], like cluster.tick_us=500
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+#[derive(Args)]
+pub struct NodeArgs {
+    /// The cluster's configuration file
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// The number of the node to run
+    #[arg(long, value_name = "N")]
+    id: u16,
+    /// Change a key of [cluster] or [launch], like launch.idle=spin
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+#[derive(Subcommand)]
+pub enum ConfigCommand {
+    /// Check a configuration file and print it in full, with defaults
+    Check {
+        /// The file
+        file: PathBuf,
+        /// Change a key of [cluster] or [launch] before checking
+        #[arg(long = "set", value_name = "KEY=VALUE")]
+        set: Vec<String>,
+    },
+}
+
+/// An embedded cluster: every shard a primary and a backup, one sequencer, all on loopback.
+pub fn embedded_config(shards: u16, clients: &str, quota: u32) -> Config {
+    let mut config = Config {
+        cluster: Default::default(),
+        launch: Default::default(),
+        shards: (0..shards).map(|id| ShardEntry { id, quota }).collect(),
+        nodes: vec![NodeEntry {
+            id: 0,
+            role: Role::Sequencer,
+            shard: None,
+            listen: Some("127.0.0.1:0".into()),
+            clients: None,
+        }],
+    };
+    for shard in 0..shards {
+        let node = |id, role| NodeEntry { id, role, shard: Some(shard), listen: None, clients: None };
+        config.nodes.push(NodeEntry { clients: Some(clients.into()), ..node(1 + 2 * shard, Role::Primary) });
+        config.nodes.push(NodeEntry { listen: Some("127.0.0.1:0".into()), ..node(2 + 2 * shard, Role::Backup) });
+    }
+    config
+}
+
+/// Overrides from the environment, then from flags.
+fn overrides(flags: &[String]) -> Vec<String> {
+    let mut all = Config::environment(std::env::vars());
+    all.extend(flags.iter().cloned());
+    all
+}
+
+fn to_stderr() -> OperatorLog {
+    Arc::new(|line: &str| eprintln!("antelog: {line}"))
+}
+
+/// Runs an embedded cluster until a signal.
+pub fn dev(args: &DevArgs) -> Outcome {
+    let mut config = embedded_config(args.shards, &args.listen, 10);
+    config.cluster.name = "dev".into();
+    let config = Config::parse(&config.to_string(), &overrides(&args.set)).map_err(|e| e.to_string())?;
+    let mut signals = catch_signals()?;
+    let cluster = Cluster::start(config, Nodes::All, to_stderr())?;
+    let config = cluster.config();
+    let addresses = cluster.client_addresses().join(", ");
+    output::print(&format!(
+        "antelog dev: {} shards × (primary + backup) and a sequencer, {} ordering, {}\n\
+         each replica keeps {} MiB in memory; nothing is written to disk\n\
+         clients connect to {addresses}; Ctrl-C ends it",
+        config.shards.len(),
+        config.cluster.ordering.name(),
+        cluster.launch_text(),
+        config.cluster.region_bytes >> 20,
+    ))?;
+    wait(cluster, &mut signals)
+}
+
+/// Runs one node until a signal.
+pub fn node(args: &NodeArgs) -> Outcome {
+    let config = load(&args.config, &args.set)?;
+    let mut signals = catch_signals()?;
+    output::print(&format!("{config}"))?;
+    let cluster = Cluster::start(config, Nodes::One(args.id), to_stderr())
+        .map_err(|e| format!("node {}: {e}", args.id))?;
+    let entry = cluster.config().node(args.id).cloned();
+    let role = entry.as_ref().map(|n| n.role.to_string()).unwrap_or_default();
+    let serving = match cluster.client_addresses() {
+        [] => String::new(),
+        addresses => format!(", clients connect to {}", addresses.join(", ")),
+    };
+    output::print(&format!("# node {} ({role}) is up, {}{serving}", args.id, cluster.launch_text()))?;
+    wait(cluster, &mut signals)
+}
+
+fn load(path: &Path, set: &[String]) -> Result<Config, Stop> {
+    let text = std::fs::read_to_string(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+    Config::parse(&text, &overrides(set)).map_err(|e| Stop::Failed(format!("{}: {e}", path.display())))
+}
+
+/// `config check`.
+pub fn config(command: &ConfigCommand) -> Outcome {
+    let ConfigCommand::Check { file, set } = command;
+    let config = load(file, set)?;
+    output::print(config.to_string().trim_end())
+}
+
+fn catch_signals() -> Result<Signals, Stop> {
+    Signals::new([SIGINT, SIGTERM]).map_err(|e| Stop::Failed(format!("cannot catch signals: {e}")))
+}
+
+fn wait(cluster: Cluster, signals: &mut Signals) -> Outcome {
+    while signals.pending().next().is_none() {
+        if let Some(failure) = cluster.failure() {
+            cluster.stop();
+            return Err(Stop::Failed(failure));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    cluster.stop().map_or(Ok(()), |failure| Err(Stop::Failed(failure)))
+}

@@ -1,0 +1,322 @@
+//! Builds the agents of the local nodes, with the memory, queues and wakers that connect them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use antelog_core::channel::mirror::{CONTROL_BYTES, Mirror};
+use antelog_core::channel::spsc;
+use antelog_core::config::{Config, NodeEntry, Role};
+use antelog_core::counters::Counters;
+use antelog_core::log::LogWriter;
+use antelog_core::mem::Region;
+use antelog_core::node::backup::{BackupAgent, BackupParts};
+use antelog_core::node::bus::{GatePort, Progress, ShardPort};
+use antelog_core::node::gate::{GateAgent, GateConfig, GateParts};
+use antelog_core::node::launch::cores;
+use antelog_core::node::mailbox::{Admission, MailSender, Mailbox, Notice, mailbox};
+use antelog_core::node::sequencer::{Replica, SequencerAgent, SequencerParts};
+use antelog_core::node::shard::{ShardAgent, ShardParts};
+use antelog_core::node::{Agent, AgentBuilder, Idle, Parker, ThreadPlan, Waker, plan};
+use antelog_core::transport::{PeerId, Transport};
+use antelog_net_tcp::{Options, TcpLink, TcpTransport};
+use antelog_protocol::ShardId;
+use antelog_protocol::sequencer::SequencerConfig;
+use antelog_protocol::shard::ShardConfig;
+
+/// The queue of answers from a shard to its gate, in bytes: all pending acknowledgements and a second of order entries.
+const ANSWERS_BYTES: usize = 4 << 20;
+
+type Mail = MailSender<Admission<TcpLink>>;
+
+/// How to reach an agent from outside its thread.
+pub(super) struct Door {
+    pub(super) agent: String,
+    pub(super) mail: Mail,
+}
+
+/// Everything that was built.
+pub(super) struct Assembly {
+    pub(super) threads: Vec<ThreadPlan>,
+    /// The agent of each local node.
+    pub(super) doors: Doors,
+    pub(super) counters: Vec<Counters>,
+}
+
+/// Doors of the local agents.
+pub(super) struct Doors {
+    pub(super) nodes: BTreeMap<u16, Door>,
+    pub(super) gate: Option<Door>,
+}
+
+/// Numbers of replicas at the sequencer: nodes with a shard, by shard, primaries before backups.
+pub(super) fn replicas(config: &Config) -> Vec<(u16, Replica)> {
+    let mut list = Vec::new();
+    for shard in shards(config) {
+        for (number, node) in members(config, shard.0).enumerate() {
+            let peer = PeerId(list.len() as u16);
+            list.push((node.id, Replica { peer, shard: ShardId(shard.0), replica: number as u16 }));
+        }
+    }
+    list
+}
+
+/// Shards in id order with their quotas.
+fn shards(config: &Config) -> Vec<(u16, u32)> {
+    let mut list: Vec<(u16, u32)> = config.shards.iter().map(|s| (s.id, s.quota)).collect();
+    list.sort_unstable();
+    list
+}
+
+/// A shard's primary, then its backups in the file's order.
+pub(super) fn members(config: &Config, shard: u16) -> impl Iterator<Item = &NodeEntry> {
+    config.nodes_of(shard, Role::Primary).chain(config.nodes_of(shard, Role::Backup))
+}
+
+/// A number that no one else has, for tick phases.
+fn random_u64() -> Result<u64, String> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).map_err(|e| format!("the operating system gives no random numbers: {e}"))?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// The threads being planned: agents are given to them in order.
+struct Threads {
+    plans: Vec<ThreadPlan>,
+    wakers: Vec<Waker>,
+    /// Thread of each agent.
+    of_agent: Vec<usize>,
+    next: usize,
+}
+
+impl Threads {
+    fn new(config: &Config, agents: usize) -> Result<Threads, String> {
+        let launch = &config.launch;
+        let placements =
+            plan(launch.mode, agents, cores().len(), launch.idle, launch.force).map_err(|e| e.to_string())?;
+        if placements.is_empty() {
+            return Err("launch.mode = \"invoked\" is for programs that drive the agents themselves".into());
+        }
+        let mut threads = Threads { plans: vec![], wakers: vec![], of_agent: vec![0; agents], next: 0 };
+        for (number, placement) in placements.into_iter().enumerate() {
+            let (parker, waker) = Parker::new().map_err(|e| format!("cannot make an eventfd: {e}"))?;
+            let core = match launch.first_core {
+                Some(first) => Some(first + number),
+                None => placement.core,
+            };
+            for agent in placement.agents {
+                threads.of_agent[agent] = number;
+            }
+            threads.wakers.push(if launch.idle == Idle::Park { waker } else { Waker::none() });
+            threads.plans.push(ThreadPlan {
+                name: format!("antelog-{number}"),
+                core,
+                idle: launch.idle,
+                spin_ns: launch.spin_us * 1000,
+                parker,
+                agents: vec![],
+            });
+        }
+        Ok(threads)
+    }
+
+    /// The waker of the thread that runs an agent.
+    fn waker(&self, agent: usize) -> Waker {
+        self.wakers[self.of_agent[agent]].clone()
+    }
+
+    fn add(&mut self, builder: AgentBuilder) {
+        let thread = self.of_agent[self.next];
+        self.next += 1;
+        self.plans[thread].agents.push(builder);
+    }
+}
+
+/// What is collected while agents are built.
+struct Assembler<'a> {
+    config: &'a Config,
+    notices: &'a Sender<Notice>,
+    threads: Threads,
+    doors: Doors,
+    counters: Vec<Counters>,
+    ports: Vec<ShardPort>,
+}
+
+/// Builds the agents of the local nodes. On a shared thread they run in this order: the gate, which brings work, then
+/// primaries, backups and the sequencer, so that a record takes few turns.
+pub(super) fn assemble(config: &Config, local: &BTreeSet<u16>, notices: &Sender<Notice>) -> Result<Assembly, String> {
+    let with = |role: Role| config.nodes.iter().filter(move |n| n.role == role && local.contains(&n.id));
+    let primaries = with(Role::Primary).count();
+    let agents = local.len() + usize::from(primaries > 0);
+    let mut assembler = Assembler {
+        config,
+        notices,
+        threads: Threads::new(config, agents)?,
+        doors: Doors { nodes: BTreeMap::new(), gate: None },
+        counters: vec![],
+        ports: vec![],
+    };
+    let mut builders = Vec::new();
+    let first_primary = usize::from(primaries > 0);
+    for (number, node) in with(Role::Primary).enumerate() {
+        builders.push(assembler.shard(node, first_primary + number)?);
+    }
+    if primaries > 0 {
+        let gate = assembler.gate()?;
+        builders.insert(0, gate);
+    }
+    for (number, node) in with(Role::Backup).enumerate() {
+        builders.push(assembler.backup(node, first_primary + primaries + number)?);
+    }
+    for node in with(Role::Sequencer) {
+        builders.push(assembler.sequencer(node, agents - 1)?);
+    }
+    for builder in builders {
+        assembler.threads.add(builder);
+    }
+    Ok(Assembly { threads: assembler.threads.plans, doors: assembler.doors, counters: assembler.counters })
+}
+
+impl Assembler<'_> {
+    fn counters(&mut self, agent: &str) -> Counters {
+        let counters = Counters::new(agent);
+        self.counters.push(counters.clone());
+        counters
+    }
+
+    fn door(&mut self, node: &NodeEntry, agent: &str, waker: Waker) -> Mailbox<Admission<TcpLink>> {
+        let (mail, mailbox) = mailbox(waker);
+        self.doors.nodes.insert(node.id, Door { agent: agent.into(), mail });
+        mailbox
+    }
+
+    fn region(&self, what: &str) -> Result<Arc<Region>, String> {
+        let bytes = self.config.cluster.region_bytes;
+        Region::new(bytes)
+            .map_err(|e| format!("no memory for {what}'s log region of {bytes} bytes: {e}; lower cluster.region_bytes"))
+    }
+
+    fn shard_config(&self, shard: ShardId, backups: usize) -> Result<ShardConfig, String> {
+        let c = &self.config.cluster;
+        Ok(ShardConfig {
+            shard,
+            epoch: 0,
+            backups,
+            tick_ns: c.tick_us * 1000,
+            tick_phase_ns: random_u64()?,
+            report_every_ns: c.suspect_ms * 1_000_000 / 4,
+            pending_max: c.pending_max,
+            sessions_max: c.sessions_max,
+            session_remembered: c.outstanding_max as usize,
+            free_cuts_max: c.free_cuts_max,
+        })
+    }
+
+    fn shard(&mut self, node: &NodeEntry, agent: usize) -> Result<AgentBuilder, String> {
+        let shard = node.shard_id().unwrap_or_default();
+        let name = format!("shard-{shard}");
+        let backups = self.config.nodes_of(shard.0, Role::Backup).count();
+        let c = &self.config.cluster;
+        let region = self.region(&name)?;
+        let log = LogWriter::new(region.clone(), shard, 0, c.retention, c.record_bytes_max as usize);
+        let requests_bytes = (4 * (c.record_bytes_max as usize + 128)).next_power_of_two().max(4 << 20);
+        let queue = |error: std::io::Error| format!("no memory for {name}'s queues: {error}");
+        let (shard_waker, gate_waker) = (self.threads.waker(agent), self.threads.waker(0));
+        let (requests, mut shard_requests) = spsc::channel(requests_bytes, shard_waker.clone()).map_err(queue)?;
+        let (shard_answers, mut answers) = spsc::channel(ANSWERS_BYTES, gate_waker.clone()).map_err(queue)?;
+        shard_requests.set_producer_waker(gate_waker.clone());
+        answers.set_producer_waker(shard_waker.clone());
+        let progress = Arc::new(Progress::default());
+        self.ports.push(ShardPort { shard, log: log.reader(), progress: progress.clone(), requests, answers });
+        let gate = GatePort { progress, requests: shard_requests, answers: shard_answers, waker: gate_waker };
+        let mut controls = Vec::new();
+        for _ in 0..backups {
+            controls.push(Region::new(CONTROL_BYTES).map_err(queue)?);
+        }
+        let config = self.shard_config(shard, backups)?;
+        let counters = self.counters(&name);
+        let mailbox = self.door(node, &name, shard_waker);
+        let notices = self.notices.clone();
+        Ok(Box::new(move || {
+            let mut transport = transport(1 + backups, None)?;
+            let source = transport.register(region.clone());
+            let mirrors = controls
+                .into_iter()
+                .enumerate()
+                .map(|(number, control)| Mirror::new(PeerId(1 + number as u16), source, region.len(), control));
+            let mirrors = mirrors.collect();
+            let parts = ShardParts { config, log, mirrors, gate, mailbox, notices, counters };
+            Ok(Box::new(ShardAgent::new(parts, transport)) as Box<dyn Agent>)
+        }))
+    }
+
+    fn gate(&mut self) -> Result<AgentBuilder, String> {
+        let c = &self.config.cluster;
+        let config = GateConfig {
+            clients_max: c.clients_max,
+            ring_bytes: c.client_ring_bytes,
+            outstanding_max: c.outstanding_max,
+            record_bytes_max: c.record_bytes_max,
+            free_cuts_max: c.free_cuts_max,
+        };
+        let (mail, mailbox) = mailbox(self.threads.waker(0));
+        self.doors.gate = Some(Door { agent: "gate".into(), mail });
+        let counters = self.counters("gate");
+        let ports = std::mem::take(&mut self.ports);
+        let notices = self.notices.clone();
+        Ok(Box::new(move || {
+            let transport = transport(config.clients_max.into(), Some(16))?;
+            let parts = GateParts { config, ports, mailbox, notices, counters };
+            Ok(Box::new(GateAgent::new(parts, transport)) as Box<dyn Agent>)
+        }))
+    }
+
+    fn backup(&mut self, node: &NodeEntry, agent: usize) -> Result<AgentBuilder, String> {
+        let shard = node.shard_id().unwrap_or_default();
+        let number = members(self.config, shard.0).position(|m| m.id == node.id).unwrap_or_default() as u16;
+        let name = format!("backup-{shard}-{number}");
+        let region = self.region(&name)?;
+        let counters = self.counters(&name);
+        let mailbox = self.door(node, &name, self.threads.waker(agent));
+        let c = &self.config.cluster;
+        let parts = BackupParts {
+            shard,
+            replica: number,
+            region,
+            report_every_ns: c.suspect_ms * 1_000_000 / 4,
+            free_cuts_max: c.free_cuts_max,
+            mailbox,
+            notices: self.notices.clone(),
+            counters,
+        };
+        Ok(Box::new(move || {
+            let agent = BackupAgent::new(parts, transport(2, None)?).map_err(|e| e.to_string())?;
+            Ok(Box::new(agent) as Box<dyn Agent>)
+        }))
+    }
+
+    fn sequencer(&mut self, node: &NodeEntry, agent: usize) -> Result<AgentBuilder, String> {
+        let counters = self.counters("sequencer");
+        let mailbox = self.door(node, "sequencer", self.threads.waker(agent));
+        let c = &self.config.cluster;
+        let config = SequencerConfig {
+            tick_ns: c.tick_us * 1000,
+            tick_phase_ns: random_u64()?,
+            window_cuts: c.window_cuts,
+            ordering: c.ordering,
+            quotas: shards(self.config).into_iter().map(|(id, quota)| (ShardId(id), quota)).collect(),
+            free_cuts_max: c.free_cuts_max,
+        };
+        let replicas: Vec<Replica> = replicas(self.config).into_iter().map(|(_, replica)| replica).collect();
+        let notices = self.notices.clone();
+        Ok(Box::new(move || {
+            let transport = transport(replicas.len(), None)?;
+            let parts = SequencerParts { config, replicas, mailbox, notices, counters };
+            Ok(Box::new(SequencerAgent::new(parts, transport)) as Box<dyn Agent>)
+        }))
+    }
+}
+
+fn transport(peers: usize, messages: Option<usize>) -> Result<TcpTransport, String> {
+    TcpTransport::new(peers as u16, Options { messages, ..Options::default() }).map_err(|e| e.to_string())
+}

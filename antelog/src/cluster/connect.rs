@@ -1,0 +1,451 @@
+//! Hand-shakes and dialing: who may connect to the nodes here, and whom they call.
+//!
+//! Primaries call their backups and the sequencer, backups call the sequencer, clients call gates. A connection that is
+//! lost is made again by whoever made it, with backoff. A node that comes back without its memory (another incarnation)
+//! is refused: it would otherwise count as holding what it has lost.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::SocketAddr;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use antelog_core::config::{Config, NodeEntry, Role, resolve};
+use antelog_core::handshake::{Endpoint, Hello, Refusal, RefusalCode, Welcome};
+use antelog_core::node::backup::PRIMARY;
+use antelog_core::node::mailbox::{Admission, MailSender, Notice};
+use antelog_core::node::shard::SEQUENCER;
+use antelog_core::transport::PeerId;
+use antelog_net_tcp::{Accept, DialError, Listener, ListenerHandle, TcpLink, dial};
+use antelog_protocol::wire::session::ClusterMap;
+use antelog_protocol::{ClientId, ShardId};
+
+use super::assemble::{Door, Doors, members, replicas};
+use super::{OperatorLog, serves_clients};
+
+/// Time for a connection attempt with its hand-shake.
+const DIAL_TIME: Duration = Duration::from_secs(2);
+/// First pause after a failed attempt; doubles up to the longest.
+const BACKOFF_MIN: Duration = Duration::from_millis(20);
+/// Longest pause between attempts.
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
+
+/// Ports bound and not answered yet.
+pub(super) struct Ports {
+    nodes: BTreeMap<u16, Listener>,
+    pub(super) clients: Vec<Listener>,
+}
+
+/// Binds what the local nodes listen on, and writes the ports that the system chose into the configuration.
+pub(super) fn bind(config: &mut Config, local: &BTreeSet<u16>) -> Result<Ports, String> {
+    let mut ports = Ports { nodes: BTreeMap::new(), clients: vec![] };
+    let mut clients: BTreeMap<String, String> = BTreeMap::new();
+    for node in config.nodes.iter_mut().filter(|n| local.contains(&n.id)) {
+        if let Some(address) = node.listen.as_mut().filter(|_| node.role != Role::Primary) {
+            let listener = Listener::bind(resolve(address)?).map_err(|e| e.to_string())?;
+            *address = chosen(address, &listener);
+            ports.nodes.insert(node.id, listener);
+        }
+        if let Some(address) = node.clients.as_mut().filter(|_| serves_clients(node.role)) {
+            if let Some(bound) = clients.get(address) {
+                *address = bound.clone();
+                continue;
+            }
+            let listener = Listener::bind(resolve(address)?).map_err(|e| e.to_string())?;
+            let bound = chosen(address, &listener);
+            clients.insert(address.clone(), bound.clone());
+            *address = bound;
+            ports.clients.push(listener);
+        }
+    }
+    Ok(ports)
+}
+
+/// The address as configured, with the port that was bound.
+fn chosen(address: &str, listener: &Listener) -> String {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    format!("{host}:{}", listener.local_addr().port())
+}
+
+/// Answers calls on all ports.
+pub(super) fn serve(
+    ports: Ports,
+    config: &Config,
+    doors: &Doors,
+    log: &OperatorLog,
+) -> Result<Vec<ListenerHandle>, String> {
+    let mut handles = Vec::new();
+    let failed = |e: std::io::Error| format!("cannot start a listening thread: {e}");
+    for (id, listener) in ports.nodes {
+        let (Some(node), Some(door)) = (config.node(id), doors.nodes.get(&id)) else { continue };
+        let accept = NodeAccept::new(config, node, door, log.clone());
+        handles.push(listener.serve(Arc::new(accept)).map_err(failed)?);
+    }
+    for listener in ports.clients {
+        let Some(door) = &doors.gate else { continue };
+        let accept = GateAccept::new(config, door, log.clone());
+        handles.push(listener.serve(Arc::new(accept)).map_err(failed)?);
+    }
+    Ok(handles)
+}
+
+/// This process's incarnation: another one after every start.
+pub(super) fn incarnation() -> u64 {
+    static INCARNATION: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
+    *INCARNATION.get_or_init(|| {
+        let mut bytes = [0; 8];
+        // Without randomness the time still differs from one start to the next.
+        if getrandom::fill(&mut bytes).is_err() {
+            let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+            bytes = (since.as_nanos() as u64).to_le_bytes();
+        }
+        u64::from_le_bytes(bytes) | 1
+    })
+}
+
+fn cluster_matches(config: &Config, hello: &Hello) -> Result<(), Refusal> {
+    let name = &config.cluster.name;
+    // A client that names no cluster takes the one it finds.
+    let unnamed_client = hello.cluster.is_empty() && matches!(hello.from, Endpoint::Client { .. });
+    if hello.cluster == *name || unnamed_client {
+        return Ok(());
+    }
+    let text = format!("this is cluster \"{name}\", the caller belongs to cluster \"{}\"", hello.cluster);
+    Err(Refusal::new(RefusalCode::Cluster, text))
+}
+
+/// Which node calls which, and under which number each knows the other.
+struct Call<'a> {
+    to: &'a NodeEntry,
+    /// The called node's number at the caller.
+    to_peer: PeerId,
+    /// The caller's number at the called node.
+    from_peer: PeerId,
+}
+
+/// The calls that a node makes.
+fn calls<'a>(config: &'a Config, from: &NodeEntry) -> Vec<Call<'a>> {
+    let mut calls = Vec::new();
+    let number = replicas(config).iter().find(|(id, _)| *id == from.id).map(|(_, replica)| replica.peer);
+    let (Some(shard), Some(at_sequencer)) = (from.shard, number) else { return calls };
+    for to in config.nodes.iter().filter(|n| n.role == Role::Sequencer) {
+        calls.push(Call { to, to_peer: SEQUENCER, from_peer: at_sequencer });
+    }
+    if from.role == Role::Primary {
+        for (number, to) in members(config, shard).enumerate().skip(1) {
+            calls.push(Call { to, to_peer: PeerId(number as u16), from_peer: PRIMARY });
+        }
+    }
+    calls
+}
+
+fn hello(config: &Config, from: u16, to: u16) -> Hello {
+    Hello {
+        cluster: config.cluster.name.clone(),
+        from: Endpoint::Node { from, to, incarnation: incarnation() },
+        record_bytes_max: config.cluster.record_bytes_max,
+        ring_bytes: 0,
+        log_bytes: config.cluster.region_bytes as u64,
+    }
+}
+
+/// Answers nodes that call a local node.
+struct NodeAccept {
+    config: Config,
+    id: u16,
+    /// Numbers of the nodes that may call.
+    callers: HashMap<u16, PeerId>,
+    incarnations: Mutex<HashMap<u16, u64>>,
+    mail: MailSender<Admission<TcpLink>>,
+    log: OperatorLog,
+}
+
+impl NodeAccept {
+    fn new(config: &Config, node: &NodeEntry, door: &Door, log: OperatorLog) -> NodeAccept {
+        let mut callers = HashMap::new();
+        for from in &config.nodes {
+            for call in calls(config, from).iter().filter(|c| c.to.id == node.id) {
+                callers.insert(from.id, call.from_peer);
+            }
+        }
+        NodeAccept {
+            config: config.clone(),
+            id: node.id,
+            callers,
+            incarnations: Mutex::default(),
+            mail: door.mail.clone(),
+            log,
+        }
+    }
+}
+
+impl Accept for NodeAccept {
+    fn decide(&self, hello: &Hello, _from: SocketAddr) -> Result<Welcome, Refusal> {
+        cluster_matches(&self.config, hello)?;
+        let Endpoint::Node { from, to, incarnation: theirs } = hello.from else {
+            let text = "this port is for the cluster's own nodes; clients use the port that the key 'clients' names";
+            return Err(Refusal::new(RefusalCode::Node, text));
+        };
+        if to != self.id {
+            let text = format!("this is node {}, the caller looks for node {to}", self.id);
+            return Err(Refusal::new(RefusalCode::Node, text));
+        }
+        if !self.callers.contains_key(&from) {
+            let text = format!("node {} expects no call from node {from}: the configurations differ", self.id);
+            return Err(Refusal::new(RefusalCode::Node, text));
+        }
+        let c = &self.config.cluster;
+        if hello.log_bytes != c.region_bytes as u64 || hello.record_bytes_max != c.record_bytes_max {
+            let text = format!(
+                "node {} has region_bytes {} and record_bytes_max {}, the caller {} and {}: the configurations differ",
+                self.id, c.region_bytes, c.record_bytes_max, hello.log_bytes, hello.record_bytes_max
+            );
+            return Err(Refusal::new(RefusalCode::Incompatible, text));
+        }
+        let mut known = self.incarnations.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known.entry(from).or_insert(theirs) != theirs {
+            let text = format!(
+                "node {from} was restarted and has lost its memory, which this version cannot give back to it: restart \
+                 the whole cluster"
+            );
+            return Err(Refusal::new(RefusalCode::Reborn, text));
+        }
+        Ok(Welcome {
+            incarnation: incarnation(),
+            ring_bytes: 0,
+            record_bytes_max: c.record_bytes_max,
+            log_bytes: c.region_bytes as u64,
+            payload: vec![],
+        })
+    }
+
+    fn established(&self, hello: Hello, link: TcpLink) {
+        let Endpoint::Node { from, .. } = hello.from else { return };
+        if let Some(peer) = self.callers.get(&from) {
+            self.mail.send(Admission::Node { peer: *peer, link });
+        }
+    }
+
+    fn refused(&self, from: SocketAddr, why: &str) {
+        (self.log)(&format!("node {}: refused {from}: {why}", self.id));
+    }
+}
+
+/// Answers clients.
+struct GateAccept {
+    config: Config,
+    map: Vec<u8>,
+    mail: MailSender<Admission<TcpLink>>,
+    log: OperatorLog,
+}
+
+/// Where each shard is served.
+pub(super) fn cluster_map(config: &Config) -> ClusterMap {
+    let mut shards: Vec<(ShardId, String)> = config
+        .nodes
+        .iter()
+        .filter(|n| serves_clients(n.role))
+        .filter_map(|n| Some((n.shard_id()?, n.clients.clone()?)))
+        .collect();
+    shards.sort();
+    ClusterMap {
+        tick_ns: config.cluster.tick_us * 1000,
+        record_bytes_max: config.cluster.record_bytes_max,
+        outstanding_max: config.cluster.outstanding_max,
+        shards,
+        ordering: config.cluster.ordering.name().into(),
+    }
+}
+
+impl GateAccept {
+    fn new(config: &Config, door: &Door, log: OperatorLog) -> GateAccept {
+        GateAccept { config: config.clone(), map: cluster_map(config).encode(), mail: door.mail.clone(), log }
+    }
+}
+
+impl Accept for GateAccept {
+    fn decide(&self, hello: &Hello, _from: SocketAddr) -> Result<Welcome, Refusal> {
+        cluster_matches(&self.config, hello)?;
+        if !matches!(hello.from, Endpoint::Client { .. }) {
+            let text = "this port is for clients; nodes use the port that the key 'listen' names";
+            return Err(Refusal::new(RefusalCode::Node, text));
+        }
+        let c = &self.config.cluster;
+        let ring = hello.ring_bytes;
+        let most = c.client_ring_bytes as u64;
+        let least = antelog_core::channel::CAPACITY_BYTES_MIN as u64;
+        if !ring.is_power_of_two() || ring > most || ring < least {
+            let text = format!("the client's ring of {ring} bytes must be a power of two from {least} to {most}");
+            return Err(Refusal::new(RefusalCode::Incompatible, text));
+        }
+        Ok(Welcome {
+            incarnation: incarnation(),
+            ring_bytes: most,
+            record_bytes_max: c.record_bytes_max,
+            log_bytes: 0,
+            payload: self.map.clone(),
+        })
+    }
+
+    fn established(&self, hello: Hello, link: TcpLink) {
+        if let Endpoint::Client { session } = hello.from {
+            let ring_bytes = hello.ring_bytes as usize;
+            self.mail.send(Admission::Client { session: ClientId(session), link, ring_bytes });
+        }
+    }
+
+    fn refused(&self, from: SocketAddr, why: &str) {
+        (self.log)(&format!("clients: refused {from}: {why}"));
+    }
+}
+
+/// Tells the dialer of an agent's peer that the connection is lost.
+type Lost = Arc<Mutex<HashMap<(String, PeerId), Sender<()>>>>;
+
+/// The threads that call peers, and the one that hears from the agents.
+pub struct Dialers {
+    /// Dropping these ends the dialing threads.
+    lost: Lost,
+    threads: Vec<JoinHandle<()>>,
+    failure: Arc<Mutex<Option<String>>>,
+}
+
+/// What one dialing thread does.
+struct Line {
+    from: u16,
+    to: u16,
+    address: String,
+    hello: Hello,
+    peer: PeerId,
+    mail: MailSender<Admission<TcpLink>>,
+    log: OperatorLog,
+    failure: Arc<Mutex<Option<String>>>,
+}
+
+impl Dialers {
+    pub(super) fn start(config: &Config, doors: &Doors, heard: Receiver<Notice>, log: &OperatorLog) -> Dialers {
+        let failure = Arc::new(Mutex::new(None));
+        let mut lost = HashMap::new();
+        let mut threads = Vec::new();
+        for (id, door) in &doors.nodes {
+            let Some(node) = config.node(*id) else { continue };
+            for call in calls(config, node) {
+                let (sender, receiver) = channel();
+                lost.insert((door.agent.clone(), call.to_peer), sender);
+                let line = Line {
+                    from: *id,
+                    to: call.to.id,
+                    address: call.to.listen.clone().unwrap_or_default(),
+                    hello: hello(config, *id, call.to.id),
+                    peer: call.to_peer,
+                    mail: door.mail.clone(),
+                    log: log.clone(),
+                    failure: failure.clone(),
+                };
+                threads.push(std::thread::spawn(move || line.keep(&receiver)));
+            }
+        }
+        let lost = Arc::new(Mutex::new(lost));
+        let (senders, log) = (lost.clone(), log.clone());
+        threads.push(std::thread::spawn(move || listen(&heard, &senders, &log)));
+        Dialers { lost, threads, failure }
+    }
+
+    /// A refusal that dialing again cannot mend.
+    pub fn failure(&self) -> Option<String> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Dialers {
+    fn drop(&mut self) {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Hears from the agents until the last is gone: lost connections go to their dialers, warnings to the operator.
+fn listen(heard: &Receiver<Notice>, lost: &Lost, log: &OperatorLog) {
+    for notice in heard {
+        match notice {
+            Notice::Warning { agent, text } => log(&format!("{agent}: {text}")),
+            Notice::PeerDown { agent, peer, .. } => {
+                let lost = lost.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(sender) = lost.get(&(agent, peer)) {
+                    // The dialer may be gone already when the node stops.
+                    let _ = sender.send(());
+                }
+            }
+        }
+    }
+}
+
+impl Line {
+    /// Keeps the connection: dials, hands the link over, waits for its loss, dials again. Ends with `lost`'s sender.
+    fn keep(&self, lost: &Receiver<()>) {
+        let mut incarnation = None;
+        let mut said = String::new();
+        let mut pause = BACKOFF_MIN;
+        loop {
+            match self.call() {
+                Ok((link, welcome)) => {
+                    if *incarnation.get_or_insert(welcome.incarnation) != welcome.incarnation {
+                        self.fail(format!(
+                            "node {} at {} was restarted and has lost its memory, which this version cannot give back \
+                             to it: restart the whole cluster",
+                            self.to, self.address
+                        ));
+                        return;
+                    }
+                    if !said.is_empty() {
+                        (self.log)(&format!("node {}: connected to node {} at {}", self.from, self.to, self.address));
+                        said.clear();
+                    }
+                    pause = BACKOFF_MIN;
+                    self.mail.send(Admission::Node { peer: self.peer, link });
+                    if lost.recv().is_err() {
+                        return;
+                    }
+                    (self.log)(&format!("node {}: lost node {} at {}", self.from, self.to, self.address));
+                }
+                Err((error, final_)) => {
+                    let text = format!("node {}: no connection to node {}: {error}", self.from, self.to);
+                    if final_ {
+                        self.fail(text);
+                        return;
+                    }
+                    // Each reason is said once, not at every attempt.
+                    if said != text {
+                        (self.log)(&text);
+                        said = text;
+                    }
+                }
+            }
+            match lost.recv_timeout(pause) {
+                Err(RecvTimeoutError::Disconnected) => return,
+                Ok(()) | Err(RecvTimeoutError::Timeout) => pause = (pause * 2).min(BACKOFF_MAX),
+            }
+        }
+    }
+
+    fn call(&self) -> Result<(TcpLink, Welcome), (String, bool)> {
+        let address = resolve(&self.address).map_err(|e| (e, false))?;
+        dial(address, &self.hello, DIAL_TIME).map_err(|error| {
+            let code = match &error {
+                DialError::Rejected(_, refusal) => Some(refusal.code),
+                DialError::Version(..) => Some(RefusalCode::Version),
+                _ => None,
+            };
+            let mends_itself = matches!(code, None | Some(RefusalCode::Busy | RefusalCode::Other));
+            (error.to_string(), !mends_itself)
+        })
+    }
+
+    fn fail(&self, text: String) {
+        (self.log)(&text);
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(text);
+    }
+}

@@ -1,0 +1,143 @@
+//! Replicates a shard's log to one backup: every byte of the region goes to the same offset of the backup's region.
+//!
+//! Entries appended in one duty cycle are contiguous and leave as one write (two at the end of a lap) straight from the
+//! region, followed by a word that tells the backup how far the log reaches. `Placed` comes back with the lsn as token.
+//! After a lost connection everything that was not placed is written again, to the same place: writing twice does no
+//! harm. See "Replication" in DESIGN.md.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use antelog_protocol::Lsn;
+
+use crate::mem::Region;
+use crate::transport::{LocalRange, PeerId, RegionKey, RemoteOffset, Transport};
+
+/// Index of the log region among the regions a backup exposes.
+pub const LOG_REGION: u16 = 0;
+/// Index of the control region among the regions a backup exposes; a primary exposes only its own control region, as 0.
+pub const CONTROL_REGION: u16 = 1;
+/// Bytes of a control region.
+pub const CONTROL_BYTES: usize = 64;
+/// In a backup's control region: end of the log as written by the primary, in absolute bytes. In a primary's: end of
+/// what the backup has verified.
+pub const END_AT: usize = 0;
+
+/// Largest single write, in bytes.
+const WRITE_BYTES_MAX: u64 = 256 << 10;
+/// Most flushes whose placement is outstanding.
+const MARKS_MAX: usize = 1024;
+
+/// The sending side of replication to one backup.
+#[derive(Debug)]
+pub struct Mirror {
+    peer: PeerId,
+    region_bytes: u64,
+    source: RegionKey,
+    control: Arc<Region>,
+    connected: bool,
+    /// End of what was handed to the transport, in absolute bytes.
+    sent: u64,
+    /// The end last announced to the backup.
+    announced: u64,
+    /// End of what is placed, in absolute bytes: where a new connection resumes.
+    placed: u64,
+    /// Ends of flushes under way with the slot after each, oldest first.
+    marks: VecDeque<(u64, Lsn)>,
+}
+
+impl Mirror {
+    /// A mirror to `peer` of the log region registered as `source`. `control` is the region exposed to the backup.
+    pub fn new(peer: PeerId, source: RegionKey, region_bytes: usize, control: Arc<Region>) -> Mirror {
+        Mirror {
+            peer,
+            region_bytes: region_bytes as u64,
+            source,
+            control,
+            connected: false,
+            sent: 0,
+            announced: 0,
+            placed: 0,
+            marks: VecDeque::with_capacity(MARKS_MAX),
+        }
+    }
+
+    /// The backup.
+    pub fn peer(&self) -> PeerId {
+        self.peer
+    }
+
+    /// The region the backup may write.
+    pub fn control(&self) -> &Arc<Region> {
+        &self.control
+    }
+
+    /// Whether the backup is connected.
+    pub fn connected(&self) -> bool {
+        self.connected
+    }
+
+    /// End of what the backup has verified, in absolute bytes.
+    pub fn drained(&self) -> u64 {
+        self.control.load_u64(END_AT)
+    }
+
+    /// Bytes appended that the transport has not taken yet.
+    pub fn lag_bytes(&self, tail: u64) -> u64 {
+        tail - self.sent
+    }
+
+    /// A new connection: everything not placed is written again.
+    pub fn on_connected(&mut self) {
+        self.connected = true;
+        self.sent = self.placed;
+        self.announced = 0;
+        self.marks.clear();
+    }
+
+    /// The connection is lost.
+    pub fn on_down(&mut self) {
+        self.connected = false;
+    }
+
+    /// The transport reports `Placed` with this token; returns the slot below which everything is placed.
+    pub fn on_placed(&mut self, token: u64) -> Lsn {
+        let lsn = Lsn(token);
+        while let Some(&(end, _)) = self.marks.front().filter(|(_, mark)| *mark <= lsn) {
+            self.placed = end;
+            self.marks.pop_front();
+        }
+        lsn
+    }
+
+    /// Issues what was appended up to `tail`, the log's end, before slot `next_lsn`. What the transport does not take
+    /// is issued by a later call.
+    pub fn pump<T: Transport>(&mut self, transport: &mut T, tail: u64, next_lsn: Lsn) {
+        if !self.connected || (self.sent == tail && self.announced == tail) {
+            return;
+        }
+        while self.sent < tail {
+            let offset = self.sent % self.region_bytes;
+            let len = (tail - self.sent).min(self.region_bytes - offset).min(WRITE_BYTES_MAX);
+            let last = self.sent + len == tail;
+            if last && self.marks.len() == MARKS_MAX {
+                // The write that completes a flush carries its token; it waits until there is room to remember it.
+                return;
+            }
+            let token = last.then_some(next_lsn.0);
+            let local = LocalRange { region: self.source, offset: offset as usize, len: len as usize };
+            let remote = RemoteOffset { region: LOG_REGION, offset: offset as usize };
+            if transport.write(self.peer, local, remote, None, token).is_err() {
+                return;
+            }
+            self.sent += len;
+            if token.is_some() {
+                self.marks.push_back((self.sent, next_lsn));
+            }
+        }
+        let remote = RemoteOffset { region: CONTROL_REGION, offset: END_AT };
+        if self.announced < tail && transport.write_inline(self.peer, &tail.to_le_bytes(), remote, Some(0)).is_ok() {
+            self.announced = tail;
+        }
+    }
+}

@@ -1,0 +1,460 @@
+//! The configuration of a cluster: one TOML file, validated as a whole, unknown keys refused.
+//!
+//! Cluster-wide keys are in `[cluster]` and `[[shard]]`, per-process ones in `[launch]` and `[[node]]`. Every key of
+//! `[cluster]` and `[launch]` can be overridden by an environment variable (`ANTELOG_CLUSTER_TICK_US=500`) and, above
+//! that, by a flag (`--set cluster.tick_us=500`).
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::ToSocketAddrs;
+
+use antelog_protocol::limits::{QUOTA_MAX, RECORD_BYTES_LIMIT, SHARDS_MAX, WINDOW_CUTS_MAX};
+use antelog_protocol::{Ordering, ShardId};
+use serde::Deserialize;
+
+use crate::channel::{CAPACITY_BYTES_MAX, message_bytes_max};
+use crate::log::{Retention, region_bytes_valid};
+use crate::node::{Idle, LaunchMode};
+
+/// Prefix of environment variables that override keys.
+pub const ENVIRONMENT_PREFIX: &str = "ANTELOG_";
+
+/// Bytes a session message may add to a record.
+const SESSION_HEAD_BYTES: usize = antelog_protocol::wire::session::SESSION_HEAD_BYTES_MAX;
+
+/// A whole configuration.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// What all nodes share.
+    #[serde(default)]
+    pub cluster: ClusterConfig,
+    /// How this process runs its agents.
+    #[serde(default)]
+    pub launch: LaunchConfig,
+    /// Shards.
+    #[serde(rename = "shard")]
+    pub shards: Vec<ShardEntry>,
+    /// Nodes.
+    #[serde(rename = "node")]
+    pub nodes: Vec<NodeEntry>,
+}
+
+/// Cluster-wide keys.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ClusterConfig {
+    /// Name; nodes and clients of another are refused.
+    pub name: String,
+    /// `fixed`, `free-tick` or `free-event`.
+    #[serde(deserialize_with = "ordering")]
+    pub ordering: Ordering,
+    /// The ordering tick in microseconds.
+    pub tick_us: u64,
+    /// Cuts in a window.
+    pub window_cuts: u32,
+    /// A peer not heard from for this long is suspected, in milliseconds; reports repeat four times as often.
+    pub suspect_ms: u64,
+    /// Largest record in bytes.
+    pub record_bytes_max: u32,
+    /// Appends a session may have outstanding per shard.
+    pub outstanding_max: u32,
+    /// Appends waiting for their cut, per shard.
+    pub pending_max: usize,
+    /// Sessions remembered per shard for duplicate suppression.
+    pub sessions_max: usize,
+    /// Bytes of each replica's log region.
+    pub region_bytes: usize,
+    /// What happens when a region is full: `refuse` appends, or `recycle` the oldest confirmed records.
+    pub retention: Retention,
+    /// Bytes of a client's ring at its gate, in either direction.
+    pub client_ring_bytes: usize,
+    /// Most clients per gate.
+    pub clients_max: u16,
+    /// Cuts of free windows remembered; older positions of free windows read as trimmed.
+    pub free_cuts_max: usize,
+}
+
+impl Default for ClusterConfig {
+    fn default() -> ClusterConfig {
+        ClusterConfig {
+            name: "antelog".into(),
+            ordering: Ordering::Fixed,
+            tick_us: 1000,
+            window_cuts: 100,
+            suspect_ms: 200,
+            record_bytes_max: 1 << 20,
+            outstanding_max: 1024,
+            pending_max: 16384,
+            sessions_max: 1024,
+            region_bytes: 1 << 30,
+            retention: Retention::Refuse,
+            client_ring_bytes: 8 << 20,
+            clients_max: 256,
+            free_cuts_max: 1 << 18,
+        }
+    }
+}
+
+/// Per-process keys.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LaunchConfig {
+    /// `dedicated`: a thread per agent. `shared`: one thread for all agents of the process.
+    #[serde(deserialize_with = "launch_mode")]
+    pub mode: LaunchMode,
+    /// `spin`, `yield` or `park`.
+    pub idle: Idle,
+    /// With `park`: microseconds a thread keeps spinning after work before it blocks.
+    pub spin_us: u64,
+    /// Core of the first thread; further threads take the following ones. Absent: threads that spin are pinned from core
+    /// 0, threads that park are not pinned.
+    pub first_core: Option<usize>,
+    /// Spin even on more threads than there are cores.
+    pub force: bool,
+}
+
+impl Default for LaunchConfig {
+    fn default() -> LaunchConfig {
+        LaunchConfig { mode: LaunchMode::Shared, idle: Idle::Park, spin_us: 20, first_core: None, force: false }
+    }
+}
+
+/// A shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShardEntry {
+    /// Its number.
+    pub id: u16,
+    /// Slots it contributes to every cut of a fixed window.
+    #[serde(default = "default_quota")]
+    pub quota: u32,
+}
+
+fn default_quota() -> u32 {
+    10
+}
+
+/// What a node does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Binds the order.
+    Sequencer,
+    /// Takes a shard's appends.
+    Primary,
+    /// Holds a copy of a shard's log.
+    Backup,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Role::Sequencer => "sequencer",
+            Role::Primary => "primary",
+            Role::Backup => "backup",
+        })
+    }
+}
+
+/// A node: one process, or one of several in an embedded cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeEntry {
+    /// Its number.
+    pub id: u16,
+    /// What it does.
+    pub role: Role,
+    /// The shard of a primary or backup.
+    pub shard: Option<u16>,
+    /// Where it listens for other nodes, `host:port`. A primary needs none: it calls the others.
+    pub listen: Option<String>,
+    /// Where a primary listens for clients, `host:port`.
+    pub clients: Option<String>,
+}
+
+impl NodeEntry {
+    /// The shard, of a node that has one.
+    pub fn shard_id(&self) -> Option<ShardId> {
+        self.shard.map(ShardId)
+    }
+}
+
+/// What is wrong with a configuration: one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError(pub String);
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+fn wrong(text: impl Into<String>) -> ConfigError {
+    ConfigError(text.into())
+}
+
+fn ordering<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Ordering, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    Ordering::from_name(&name).ok_or_else(|| {
+        serde::de::Error::custom(format!("unknown ordering '{name}', expected fixed, free-tick or free-event"))
+    })
+}
+
+fn launch_mode<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<LaunchMode, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+}
+
+impl Config {
+    /// Reads a configuration, applies overrides (`key=value`, the later wins) and validates the result.
+    ///
+    /// # Errors
+    /// One line that says what is wrong, where, and what would be right.
+    pub fn parse(text: &str, overrides: &[String]) -> Result<Config, ConfigError> {
+        let mut table: toml::Table = toml::from_str(text).map_err(|e| wrong(one_line(&e.to_string())))?;
+        for item in overrides {
+            set(&mut table, item)?;
+        }
+        let shown = toml::to_string(&table).map_err(|e| wrong(e.to_string()))?;
+        // Without overrides the original text is parsed, so that a message names the file's own line.
+        let source = if overrides.is_empty() { text } else { &shown };
+        let config: Config = toml::from_str(source).map_err(|e| wrong(one_line(&e.to_string())))?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Overrides from environment variables, in the form that [`parse`](Self::parse) takes.
+    pub fn environment(variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
+        let mut overrides = Vec::new();
+        for (name, value) in variables {
+            let Some(rest) = name.strip_prefix(ENVIRONMENT_PREFIX) else { continue };
+            for section in ["CLUSTER_", "LAUNCH_"] {
+                if let Some(key) = rest.strip_prefix(section) {
+                    let section = section.trim_end_matches('_').to_lowercase();
+                    overrides.push(format!("{section}.{}={value}", key.to_lowercase()));
+                }
+            }
+        }
+        overrides
+    }
+
+    /// Checks everything that can be checked without starting anything.
+    ///
+    /// # Errors
+    /// The first thing wrong.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.cluster.validate()?;
+        self.validate_shards()?;
+        self.validate_nodes()
+    }
+
+    fn validate_shards(&self) -> Result<(), ConfigError> {
+        if self.shards.is_empty() || self.shards.len() > SHARDS_MAX {
+            return Err(wrong(format!("a cluster has 1 to {SHARDS_MAX} shards: add [[shard]] tables")));
+        }
+        let mut ids = BTreeSet::new();
+        for shard in &self.shards {
+            if !ids.insert(shard.id) {
+                return Err(wrong(format!("shard {} is listed twice", shard.id)));
+            }
+            if shard.quota == 0 || shard.quota > QUOTA_MAX {
+                return Err(wrong(format!("shard {}: quota must be 1 to {QUOTA_MAX}, not {}", shard.id, shard.quota)));
+            }
+            let primaries = self.nodes_of(shard.id, Role::Primary).count();
+            if primaries != 1 {
+                return Err(wrong(format!("shard {} has {primaries} primaries, it needs exactly one", shard.id)));
+            }
+            if self.nodes_of(shard.id, Role::Backup).count() > 2 {
+                return Err(wrong(format!("shard {} has more than two backups", shard.id)));
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_nodes(&self) -> Result<(), ConfigError> {
+        let sequencers = self.nodes.iter().filter(|n| n.role == Role::Sequencer).count();
+        if sequencers != 1 {
+            return Err(wrong(format!("a cluster has exactly one sequencer node, not {sequencers}")));
+        }
+        let mut ids = BTreeSet::new();
+        for node in &self.nodes {
+            let id = node.id;
+            if !ids.insert(id) {
+                return Err(wrong(format!("node {id} is listed twice")));
+            }
+            match (node.role, node.shard) {
+                (Role::Sequencer, Some(_)) => return Err(wrong(format!("node {id}: a sequencer has no shard"))),
+                (Role::Primary | Role::Backup, None) => {
+                    return Err(wrong(format!("node {id}: a {} needs the key 'shard'", node.role)));
+                }
+                (_, Some(shard)) if !self.shards.iter().any(|s| s.id == shard) => {
+                    return Err(wrong(format!("node {id}: there is no [[shard]] with id {shard}")));
+                }
+                _ => {}
+            }
+            if node.role != Role::Primary && node.listen.is_none() {
+                return Err(wrong(format!("node {id}: a {} needs the key 'listen' (host:port)", node.role)));
+            }
+            match (node.role, &node.clients) {
+                (Role::Primary, None) => {
+                    return Err(wrong(format!("node {id}: a primary needs the key 'clients' (host:port)")));
+                }
+                (Role::Sequencer | Role::Backup, Some(_)) => {
+                    return Err(wrong(format!("node {id}: only a primary serves clients")));
+                }
+                _ => {}
+            }
+            for (key, address) in [("listen", &node.listen), ("clients", &node.clients)] {
+                if let Some(address) = address {
+                    check_address(address).map_err(|e| wrong(format!("node {id}: {key}: {e}")))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The nodes of a shard with a role.
+    pub fn nodes_of(&self, shard: u16, role: Role) -> impl Iterator<Item = &NodeEntry> {
+        self.nodes.iter().filter(move |n| n.shard == Some(shard) && n.role == role)
+    }
+
+    /// The node with this number.
+    pub fn node(&self, id: u16) -> Option<&NodeEntry> {
+        self.nodes.iter().find(|n| n.id == id)
+    }
+}
+
+impl ClusterConfig {
+    fn validate(&self) -> Result<(), ConfigError> {
+        let within = |key: &str, value: u64, low: u64, high: u64| {
+            if (low..=high).contains(&value) {
+                Ok(())
+            } else {
+                Err(wrong(format!("cluster.{key} must be {low} to {high}, not {value}")))
+            }
+        };
+        if self.name.is_empty() || self.name.len() > crate::handshake::CLUSTER_BYTES_MAX {
+            return Err(wrong(format!("cluster.name must have 1 to {} bytes", crate::handshake::CLUSTER_BYTES_MAX)));
+        }
+        within("tick_us", self.tick_us, 10, 10_000_000)?;
+        within("window_cuts", self.window_cuts.into(), 2, WINDOW_CUTS_MAX.into())?;
+        within("suspect_ms", self.suspect_ms, 4, 3_600_000)?;
+        within("record_bytes_max", self.record_bytes_max.into(), 1, RECORD_BYTES_LIMIT as u64)?;
+        within("outstanding_max", self.outstanding_max.into(), 1, 1 << 20)?;
+        within("pending_max", self.pending_max as u64, 1, 1 << 20)?;
+        within("sessions_max", self.sessions_max as u64, 1, 1 << 20)?;
+        within("clients_max", self.clients_max.into(), 1, 16_384)?;
+        within("free_cuts_max", self.free_cuts_max as u64, 16, 1 << 24)?;
+        if !region_bytes_valid(self.region_bytes) {
+            return Err(wrong(format!(
+                "cluster.region_bytes must be a multiple of {} and at least {}, not {}",
+                crate::log::BLOCK_BYTES,
+                crate::log::REGION_BYTES_MIN,
+                self.region_bytes
+            )));
+        }
+        if self.record_bytes_max as usize > self.region_bytes / 8 {
+            return Err(wrong("cluster.record_bytes_max must be at most an eighth of cluster.region_bytes"));
+        }
+        let ring = self.client_ring_bytes;
+        if !ring.is_power_of_two() || ring > CAPACITY_BYTES_MAX {
+            return Err(wrong(format!("cluster.client_ring_bytes must be a power of two up to {CAPACITY_BYTES_MAX}")));
+        }
+        let needed = self.record_bytes_max as usize + SESSION_HEAD_BYTES;
+        if message_bytes_max(ring) < needed {
+            return Err(wrong(format!(
+                "cluster.client_ring_bytes must be at least {} for records of {} bytes",
+                (4 * (needed + 64)).next_power_of_two(),
+                self.record_bytes_max
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Checks that an address has a host and a port; names are resolved only when they are used.
+fn check_address(address: &str) -> Result<(), String> {
+    let Some((host, port)) = address.rsplit_once(':') else {
+        return Err(format!("'{address}' is no address: expected host:port"));
+    };
+    if host.is_empty() || port.parse::<u16>().is_err() {
+        return Err(format!("'{address}' is no address: expected host:port"));
+    }
+    if host.contains(':') && !(host.starts_with('[') && host.ends_with(']')) {
+        return Err(format!("'{address}': write an IPv6 address in brackets, like [::1]:{port}"));
+    }
+    Ok(())
+}
+
+/// Resolves an address that [`check_address`] accepts.
+///
+/// # Errors
+/// One line that names the address.
+pub fn resolve(address: &str) -> Result<std::net::SocketAddr, String> {
+    let mut found = address.to_socket_addrs().map_err(|e| format!("cannot resolve '{address}': {e}"))?;
+    found.next().ok_or_else(|| format!("'{address}' resolves to nothing"))
+}
+
+/// Sets `section.key=value` in a table.
+fn set(table: &mut toml::Table, item: &str) -> Result<(), ConfigError> {
+    let malformed = || wrong(format!("override '{item}': expected section.key=value, like cluster.tick_us=500"));
+    let (path, value) = item.split_once('=').ok_or_else(malformed)?;
+    let (section, key) = path.trim().split_once('.').ok_or_else(malformed)?;
+    if !["cluster", "launch"].contains(&section) {
+        return Err(wrong(format!("override '{item}': only keys of [cluster] and [launch] can be overridden")));
+    }
+    // A value that is no TOML value by itself is a string without its quotes.
+    let parsed = toml::from_str::<toml::Table>(&format!("v = {value}")).ok().and_then(|mut t| t.remove("v"));
+    let value = parsed.unwrap_or_else(|| toml::Value::String(value.trim().into()));
+    let section = table.entry(section).or_insert_with(|| toml::Value::Table(toml::Table::new()));
+    let section = section.as_table_mut().ok_or_else(malformed)?;
+    section.insert(key.trim().into(), value);
+    Ok(())
+}
+
+/// A TOML error without its picture of the line, which takes several lines.
+fn one_line(error: &str) -> String {
+    let place = error.lines().next().unwrap_or_default().trim_start_matches("TOML parse error at ");
+    let last = error.lines().rfind(|l| !l.trim().is_empty() && !l.contains('|')).unwrap_or_default();
+    if place == last { place.to_owned() } else { format!("{place}: {}", last.trim()) }
+}
+
+impl fmt::Display for Config {
+    /// The whole configuration in force, as TOML.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let c = &self.cluster;
+        writeln!(f, "[cluster]\nname = {:?}\nordering = \"{}\"\ntick_us = {}", c.name, c.ordering.name(), c.tick_us)?;
+        writeln!(f, "window_cuts = {}\nsuspect_ms = {}", c.window_cuts, c.suspect_ms)?;
+        writeln!(f, "record_bytes_max = {}\noutstanding_max = {}", c.record_bytes_max, c.outstanding_max)?;
+        writeln!(f, "pending_max = {}\nsessions_max = {}", c.pending_max, c.sessions_max)?;
+        writeln!(f, "region_bytes = {}\nretention = \"{}\"", c.region_bytes, c.retention)?;
+        writeln!(f, "client_ring_bytes = {}\nclients_max = {}", c.client_ring_bytes, c.clients_max)?;
+        writeln!(f, "free_cuts_max = {}", c.free_cuts_max)?;
+        let l = &self.launch;
+        writeln!(f, "\n[launch]\nmode = \"{}\"\nidle = \"{}\"\nspin_us = {}", l.mode, l.idle, l.spin_us)?;
+        if let Some(core) = l.first_core {
+            writeln!(f, "first_core = {core}")?;
+        }
+        writeln!(f, "force = {}", l.force)?;
+        for shard in &self.shards {
+            writeln!(f, "\n[[shard]]\nid = {}\nquota = {}", shard.id, shard.quota)?;
+        }
+        for node in &self.nodes {
+            writeln!(f, "\n[[node]]\nid = {}\nrole = \"{}\"", node.id, node.role)?;
+            if let Some(shard) = node.shard {
+                writeln!(f, "shard = {shard}")?;
+            }
+            for (key, address) in [("listen", &node.listen), ("clients", &node.clients)] {
+                if let Some(address) = address {
+                    writeln!(f, "{key} = {address:?}")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

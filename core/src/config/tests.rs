@@ -1,0 +1,84 @@
+//! What is accepted, what is refused, and in which words.
+
+use super::*;
+
+const GOOD: &str = r#"
+[cluster]
+name = "test"
+tick_us = 500
+
+[[shard]]
+id = 0
+quota = 4
+
+[[node]]
+id = 0
+role = "sequencer"
+listen = "127.0.0.1:7400"
+
+[[node]]
+id = 1
+role = "primary"
+shard = 0
+clients = "[::1]:7411"
+
+[[node]]
+id = 2
+role = "backup"
+shard = 0
+listen = "127.0.0.1:7402"
+"#;
+
+fn error(text: &str) -> String {
+    let error = Config::parse(text, &[]).unwrap_err().to_string();
+    assert!(!error.contains('\n'), "not one line: {error}");
+    error
+}
+
+#[test]
+fn a_good_file_is_read_and_printed_in_full_and_reads_back_the_same() {
+    let config = Config::parse(GOOD, &[]).unwrap();
+    assert_eq!((config.cluster.tick_us, config.cluster.window_cuts, config.shards[0].quota), (500, 100, 4));
+    assert_eq!(Config::parse(&config.to_string(), &[]), Ok(config));
+}
+
+#[test]
+fn unknown_keys_are_refused_with_their_line() {
+    let text = GOOD.replace("tick_us = 500", "tick_us = 500\ntikc = 1");
+    let error = error(&text);
+    assert!(error.contains("line 5") && error.contains("unknown field `tikc`"), "{error}");
+}
+
+#[test]
+fn impossible_values_are_refused_in_one_line() {
+    for (from, to, expected) in [
+        ("tick_us = 500", "tick_us = 1", "cluster.tick_us must be 10 to 10000000, not 1"),
+        ("tick_us = 500", "ordering = \"sorted\"", "unknown ordering 'sorted'"),
+        ("quota = 4", "quota = 0", "shard 0: quota must be 1 to 1048576, not 0"),
+        ("role = \"primary\"", "role = \"backup\"", "shard 0 has 0 primaries"),
+        ("clients = \"[::1]:7411\"", "", "node 1: a primary needs the key 'clients'"),
+        ("clients = \"[::1]:7411\"", "clients = \"::1:7411\"", "write an IPv6 address in brackets, like [::1]:7411"),
+        ("listen = \"127.0.0.1:7400\"", "listen = \"7400\"", "node 0: listen: '7400' is no address"),
+        ("id = 2", "id = 1", "node 1 is listed twice"),
+        ("tick_us = 500", "record_bytes_max = 4194304", "client_ring_bytes must be at least 33554432"),
+        ("tick_us = 500", "region_bytes = 1000", "cluster.region_bytes must be a multiple of 65536"),
+    ] {
+        let error = error(&GOOD.replace(from, to));
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn overrides_win_over_the_file_and_later_ones_over_earlier() {
+    let variables = [("ANTELOG_CLUSTER_TICK_US", "700"), ("ANTELOG_LAUNCH_IDLE", "yield"), ("PATH", "/bin")];
+    let variables = variables.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+    let mut overrides = Config::environment(variables);
+    assert_eq!(overrides, ["cluster.tick_us=700", "launch.idle=yield"]);
+    overrides.push("cluster.tick_us=800".into());
+    let config = Config::parse(GOOD, &overrides).unwrap();
+    assert_eq!((config.cluster.tick_us, config.launch.idle), (800, Idle::Yield));
+    let unknown = Config::parse(GOOD, &["cluster.tick=1".into()]).unwrap_err().to_string();
+    assert!(unknown.contains("unknown field `tick`"), "{unknown}");
+    let malformed = Config::parse(GOOD, &["tick=1".into()]).unwrap_err().to_string();
+    assert!(malformed.contains("expected section.key=value"), "{malformed}");
+}

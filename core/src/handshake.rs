@@ -1,0 +1,479 @@
+//! The hand-shake that opens every connection: who is calling, whom, and whether both sides fit together.
+//!
+//! Pure encoding and decoding, no sockets, so that every network uses the same one and tests need no network.
+//!
+//! ```text
+//! caller   magic 8 | version u16 | len u16 | body                            Hello
+//! answer   magic 8 | version u16 | tag u8 | code u8 | len u32 | body         Welcome (tag 1) or Refusal (tag 2)
+//! ```
+//! All little-endian. Magic and version come first in both, and the layout of a refusal never changes in any version
+//! (its body is UTF-8 text), so two sides of different versions can always tell each other why they do not talk.
+
+use std::error::Error;
+use std::fmt;
+
+/// The first bytes of every connection, in both directions.
+pub const MAGIC: [u8; 8] = *b"antelog\0";
+
+/// The version of the protocol this code speaks.
+pub const VERSION: u16 = 1;
+
+/// Length of what precedes a hello's body, in bytes.
+pub const HELLO_HEADER_BYTES: usize = 12;
+
+/// The longest body of a hello, in bytes.
+pub const HELLO_BODY_BYTES_MAX: usize = 1024;
+
+/// Length of what precedes an answer's body, in bytes.
+pub const ANSWER_HEADER_BYTES: usize = 16;
+
+/// The longest cluster name, in bytes.
+pub const CLUSTER_BYTES_MAX: usize = 64;
+
+/// The longest payload of a welcome, in bytes.
+pub const PAYLOAD_BYTES_MAX: usize = 32 << 10;
+
+/// The longest text of a refusal, in bytes.
+pub const TEXT_BYTES_MAX: usize = 300;
+
+const WELCOME_FIXED_BYTES: usize = 8 + 8 + 8 + 4;
+const TAG_WELCOME: u8 = 1;
+const TAG_REFUSAL: u8 = 2;
+const ENDPOINT_NODE: u8 = 1;
+const ENDPOINT_CLIENT: u8 = 2;
+
+/// Who is calling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// A node of the cluster.
+    Node {
+        /// The caller's node id.
+        from: u16,
+        /// The node id it believes it is calling.
+        to: u16,
+        /// Grows whenever the caller restarts.
+        incarnation: u64,
+    },
+    /// A client.
+    Client {
+        /// Unique to this client.
+        session: u128,
+    },
+}
+
+/// What the caller says first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// The cluster it means to reach; at most [`CLUSTER_BYTES_MAX`] bytes.
+    pub cluster: String,
+    /// Who it is.
+    pub from: Endpoint,
+    /// The largest record it may write, in bytes.
+    pub record_bytes_max: u32,
+    /// Capacity of the receive ring it exposes, in bytes; 0 between nodes.
+    pub ring_bytes: u64,
+    /// Size of its log region, in bytes; 0 for clients.
+    pub log_bytes: u64,
+}
+
+/// The acceptor takes the caller in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// Grows whenever the acceptor restarts.
+    pub incarnation: u64,
+    /// Capacity of the receive ring it exposes to the caller, in bytes.
+    pub ring_bytes: u64,
+    /// The largest record of the cluster, in bytes.
+    pub record_bytes_max: u32,
+    /// Size of its log region, in bytes.
+    pub log_bytes: u64,
+    /// Opaque here; at most [`PAYLOAD_BYTES_MAX`] bytes.
+    pub payload: Vec<u8>,
+}
+
+/// Why an acceptor refuses, for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusalCode {
+    /// The caller does not speak this protocol.
+    NotAntelog,
+    /// It speaks another version of it.
+    Version,
+    /// It looks for another cluster.
+    Cluster,
+    /// It looks for another node, or claims to be one that the cluster does not have.
+    Node,
+    /// Too many connections.
+    Busy,
+    /// Sizes differ that must be equal.
+    Incompatible,
+    /// A newer incarnation of the caller is known already.
+    Reborn,
+    /// Something else; the text says what. Also stands for codes of later versions.
+    Other,
+}
+
+/// The acceptor turns the caller away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// For programs.
+    pub code: RefusalCode,
+    /// For people; continues a sentence like "the node refused the connection: …".
+    pub text: String,
+}
+
+/// What an acceptor answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Come in.
+    Welcome(Welcome),
+    /// Stay out.
+    Refusal(Refusal),
+}
+
+/// Bytes that are no hand-shake, or not one this version understands. The text continues "sent …" or "it …".
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HandshakeError {
+    /// Another protocol: these are the first bytes.
+    Magic(Vec<u8>),
+    /// Another version of this protocol.
+    Version(u16),
+    /// A length above its limit, or below the least possible.
+    Length {
+        /// What is too long or too short.
+        what: &'static str,
+        /// The length that came.
+        got: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// The bytes end inside a field.
+    Truncated(&'static str),
+    /// Bytes follow the last field.
+    Trailing(usize),
+    /// Text that is not UTF-8.
+    Text(&'static str),
+    /// A tag that means nothing.
+    Tag {
+        /// What it tags.
+        what: &'static str,
+        /// The value that came.
+        got: u8,
+    },
+}
+
+impl fmt::Display for HandshakeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            HandshakeError::Magic(bytes) => {
+                write!(f, "expected an antelog hand-shake, got \"{}\"", bytes.escape_ascii())?;
+                let http = [&b"GET "[..], b"POST", b"HEAD", b"PUT ", b"OPTI", b"HTTP"];
+                if http.iter().any(|start| bytes.starts_with(start)) {
+                    f.write_str(" (this looks like HTTP)")?;
+                } else if bytes.starts_with(&[0x16, 0x03]) {
+                    f.write_str(" (this looks like TLS)")?;
+                }
+                Ok(())
+            }
+            HandshakeError::Version(theirs) => {
+                write!(f, "expected protocol version {VERSION}, got version {theirs}")
+            }
+            HandshakeError::Length { what, got, limit } if got > limit => {
+                write!(f, "expected at most {limit} bytes of {what}, got {got}")
+            }
+            HandshakeError::Length { what, got, limit } => {
+                write!(f, "expected at least {limit} bytes of {what}, got {got}")
+            }
+            HandshakeError::Truncated(what) => write!(f, "expected {what}, got the end of the hand-shake"),
+            HandshakeError::Trailing(bytes) => {
+                write!(f, "expected the end of the hand-shake, got {bytes} more bytes")
+            }
+            HandshakeError::Text(what) => write!(f, "expected UTF-8 as {what}, got other bytes"),
+            HandshakeError::Tag { what, got } => write!(f, "expected a known {what}, got {got}"),
+        }
+    }
+}
+
+impl Error for HandshakeError {}
+
+/// Whether `bytes`, the first of a connection so far, can still become a hand-shake.
+pub fn may_be_handshake(bytes: &[u8]) -> bool {
+    bytes.iter().zip(MAGIC).all(|(&byte, expected)| byte == expected)
+}
+
+/// Reads what every hand-shake starts with.
+fn read_start(reader: &mut Reader<'_>) -> Result<u16, HandshakeError> {
+    let magic = reader.take(MAGIC.len(), "the magic bytes")?;
+    if magic != MAGIC {
+        return Err(HandshakeError::Magic(magic.to_vec()));
+    }
+    reader.u16("the version")
+}
+
+/// Reads a hello's header: how many bytes of body follow.
+///
+/// # Errors
+/// Another protocol, another version, or a body that is too long. The version is checked before anything behind it.
+pub fn hello_body_bytes(header: &[u8; HELLO_HEADER_BYTES]) -> Result<usize, HandshakeError> {
+    let mut reader = Reader(header);
+    let version = read_start(&mut reader)?;
+    if version != VERSION {
+        return Err(HandshakeError::Version(version));
+    }
+    let len = usize::from(reader.u16("the body's length")?);
+    limit("hello", len, HELLO_BODY_BYTES_MAX)?;
+    Ok(len)
+}
+
+impl Hello {
+    /// Header and body.
+    ///
+    /// # Errors
+    /// [`HandshakeError::Length`] for a cluster name that is too long.
+    pub fn encode(&self) -> Result<Vec<u8>, HandshakeError> {
+        limit("cluster name", self.cluster.len(), CLUSTER_BYTES_MAX)?;
+        let mut body = Vec::with_capacity(128);
+        body.push(self.cluster.len() as u8); // at most 64
+        body.extend_from_slice(self.cluster.as_bytes());
+        match self.from {
+            Endpoint::Node { from, to, incarnation } => {
+                body.push(ENDPOINT_NODE);
+                body.extend_from_slice(&from.to_le_bytes());
+                body.extend_from_slice(&to.to_le_bytes());
+                body.extend_from_slice(&incarnation.to_le_bytes());
+            }
+            Endpoint::Client { session } => {
+                body.push(ENDPOINT_CLIENT);
+                body.extend_from_slice(&session.to_le_bytes());
+            }
+        }
+        body.extend_from_slice(&self.record_bytes_max.to_le_bytes());
+        body.extend_from_slice(&self.ring_bytes.to_le_bytes());
+        body.extend_from_slice(&self.log_bytes.to_le_bytes());
+        let mut bytes = Vec::with_capacity(HELLO_HEADER_BYTES + body.len());
+        bytes.extend_from_slice(&MAGIC);
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&(body.len() as u16).to_le_bytes()); // far below 1024
+        bytes.extend_from_slice(&body);
+        Ok(bytes)
+    }
+
+    /// Reads a body of the length that [`hello_body_bytes`] said.
+    ///
+    /// # Errors
+    /// The first thing that is not as it should be.
+    pub fn decode(body: &[u8]) -> Result<Hello, HandshakeError> {
+        let mut reader = Reader(body);
+        let len = usize::from(reader.u8("the cluster name's length")?);
+        limit("cluster name", len, CLUSTER_BYTES_MAX)?;
+        let cluster = reader.text(len, "the cluster name")?;
+        let from = match reader.u8("the endpoint's kind")? {
+            ENDPOINT_NODE => Endpoint::Node {
+                from: reader.u16("the caller's node id")?,
+                to: reader.u16("the called node id")?,
+                incarnation: reader.u64("the incarnation")?,
+            },
+            ENDPOINT_CLIENT => Endpoint::Client { session: reader.u128("the session")? },
+            got => return Err(HandshakeError::Tag { what: "endpoint's kind", got }),
+        };
+        let record_bytes_max = reader.u32("the largest record's size")?;
+        let ring_bytes = reader.u64("the ring's size")?;
+        let log_bytes = reader.u64("the log's size")?;
+        reader.end()?;
+        Ok(Hello { cluster, from, record_bytes_max, ring_bytes, log_bytes })
+    }
+}
+
+impl RefusalCode {
+    fn byte(self) -> u8 {
+        match self {
+            RefusalCode::Other => 0,
+            RefusalCode::NotAntelog => 1,
+            RefusalCode::Version => 2,
+            RefusalCode::Cluster => 3,
+            RefusalCode::Node => 4,
+            RefusalCode::Busy => 5,
+            RefusalCode::Incompatible => 6,
+            RefusalCode::Reborn => 7,
+        }
+    }
+
+    fn from_byte(byte: u8) -> RefusalCode {
+        match byte {
+            1 => RefusalCode::NotAntelog,
+            2 => RefusalCode::Version,
+            3 => RefusalCode::Cluster,
+            4 => RefusalCode::Node,
+            5 => RefusalCode::Busy,
+            6 => RefusalCode::Incompatible,
+            7 => RefusalCode::Reborn,
+            _ => RefusalCode::Other,
+        }
+    }
+}
+
+impl Refusal {
+    /// A refusal; text beyond [`TEXT_BYTES_MAX`] is cut off.
+    pub fn new(code: RefusalCode, text: impl Into<String>) -> Refusal {
+        let mut text: String = text.into();
+        if text.len() > TEXT_BYTES_MAX {
+            let end = (0..=TEXT_BYTES_MAX).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+            text.truncate(end);
+        }
+        Refusal { code, text }
+    }
+
+    /// The refusal that answers bytes which could not be read.
+    pub fn from_error(error: &HandshakeError) -> Refusal {
+        match error {
+            HandshakeError::Magic(_) => Refusal::new(RefusalCode::NotAntelog, error.to_string()),
+            HandshakeError::Version(theirs) => {
+                let text = format!("it speaks protocol version {VERSION}, this side {theirs}");
+                Refusal::new(RefusalCode::Version, text)
+            }
+            _ => Refusal::new(RefusalCode::Other, error.to_string()),
+        }
+    }
+}
+
+impl Answer {
+    /// Header and body.
+    ///
+    /// # Errors
+    /// [`HandshakeError::Length`] for a payload or text that is too long.
+    pub fn encode(&self) -> Result<Vec<u8>, HandshakeError> {
+        let (tag, code, body) = match self {
+            Answer::Welcome(welcome) => {
+                limit("welcome payload", welcome.payload.len(), PAYLOAD_BYTES_MAX)?;
+                let mut body = Vec::with_capacity(WELCOME_FIXED_BYTES + welcome.payload.len());
+                body.extend_from_slice(&welcome.incarnation.to_le_bytes());
+                body.extend_from_slice(&welcome.ring_bytes.to_le_bytes());
+                body.extend_from_slice(&welcome.log_bytes.to_le_bytes());
+                body.extend_from_slice(&welcome.record_bytes_max.to_le_bytes());
+                body.extend_from_slice(&welcome.payload);
+                (TAG_WELCOME, 0, body)
+            }
+            Answer::Refusal(refusal) => {
+                limit("refusal text", refusal.text.len(), TEXT_BYTES_MAX)?;
+                (TAG_REFUSAL, refusal.code.byte(), refusal.text.as_bytes().to_vec())
+            }
+        };
+        let mut bytes = Vec::with_capacity(ANSWER_HEADER_BYTES + body.len());
+        bytes.extend_from_slice(&MAGIC);
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&[tag, code]);
+        bytes.extend_from_slice(&(body.len() as u32).to_le_bytes()); // limited above
+        bytes.extend_from_slice(&body);
+        Ok(bytes)
+    }
+}
+
+/// What precedes an answer's body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AnswerHeader {
+    /// The version the acceptor speaks.
+    pub version: u16,
+    /// Bytes of body that follow.
+    pub body_bytes: usize,
+    tag: u8,
+    code: u8,
+}
+
+impl AnswerHeader {
+    /// Reads an answer's header. A refusal is understood whatever its version; a welcome in ours only.
+    ///
+    /// # Errors
+    /// Another protocol, a welcome of another version, an unknown tag or a body of an impossible length.
+    pub fn decode(header: &[u8; ANSWER_HEADER_BYTES]) -> Result<AnswerHeader, HandshakeError> {
+        let mut reader = Reader(header);
+        let version = read_start(&mut reader)?;
+        let tag = reader.u8("the answer's kind")?;
+        let code = reader.u8("the refusal's code")?;
+        let body_bytes = usize::try_from(reader.u32("the body's length")?).unwrap_or(usize::MAX);
+        match tag {
+            TAG_REFUSAL => limit("refusal text", body_bytes, TEXT_BYTES_MAX)?,
+            _ if version != VERSION => return Err(HandshakeError::Version(version)),
+            TAG_WELCOME if code != 0 => return Err(HandshakeError::Tag { what: "welcome", got: code }),
+            TAG_WELCOME if body_bytes < WELCOME_FIXED_BYTES => {
+                let what = "welcome";
+                return Err(HandshakeError::Length { what, got: body_bytes, limit: WELCOME_FIXED_BYTES });
+            }
+            TAG_WELCOME => limit("welcome", body_bytes, WELCOME_FIXED_BYTES + PAYLOAD_BYTES_MAX)?,
+            got => return Err(HandshakeError::Tag { what: "kind of answer", got }),
+        }
+        Ok(AnswerHeader { version, body_bytes, tag, code })
+    }
+
+    /// Reads the body that belongs to this header.
+    ///
+    /// # Errors
+    /// A body of another length than the header said, or text that is not UTF-8.
+    pub fn decode_body(&self, body: &[u8]) -> Result<Answer, HandshakeError> {
+        let mut reader = Reader(body);
+        if body.len() > self.body_bytes {
+            return Err(HandshakeError::Trailing(body.len() - self.body_bytes));
+        }
+        if self.tag == TAG_REFUSAL {
+            let text = reader.text(self.body_bytes, "the refusal's text")?;
+            return Ok(Answer::Refusal(Refusal { code: RefusalCode::from_byte(self.code), text }));
+        }
+        let incarnation = reader.u64("the incarnation")?;
+        let ring_bytes = reader.u64("the ring's size")?;
+        let log_bytes = reader.u64("the log's size")?;
+        let record_bytes_max = reader.u32("the largest record's size")?;
+        let payload = reader.take(self.body_bytes - WELCOME_FIXED_BYTES, "the payload")?.to_vec();
+        Ok(Answer::Welcome(Welcome { incarnation, ring_bytes, record_bytes_max, log_bytes, payload }))
+    }
+}
+
+fn limit(what: &'static str, got: usize, limit: usize) -> Result<(), HandshakeError> {
+    if got > limit { Err(HandshakeError::Length { what, got, limit }) } else { Ok(()) }
+}
+
+/// The bytes not read yet.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, len: usize, what: &'static str) -> Result<&'a [u8], HandshakeError> {
+        let (taken, rest) = self.0.split_at_checked(len).ok_or(HandshakeError::Truncated(what))?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], HandshakeError> {
+        let (taken, rest) = self.0.split_first_chunk().ok_or(HandshakeError::Truncated(what))?;
+        self.0 = rest;
+        Ok(*taken)
+    }
+
+    fn u8(&mut self, what: &'static str) -> Result<u8, HandshakeError> {
+        self.array(what).map(u8::from_le_bytes)
+    }
+
+    fn u16(&mut self, what: &'static str) -> Result<u16, HandshakeError> {
+        self.array(what).map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self, what: &'static str) -> Result<u32, HandshakeError> {
+        self.array(what).map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self, what: &'static str) -> Result<u64, HandshakeError> {
+        self.array(what).map(u64::from_le_bytes)
+    }
+
+    fn u128(&mut self, what: &'static str) -> Result<u128, HandshakeError> {
+        self.array(what).map(u128::from_le_bytes)
+    }
+
+    fn text(&mut self, len: usize, what: &'static str) -> Result<String, HandshakeError> {
+        let bytes = self.take(len, what)?;
+        std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| HandshakeError::Text(what))
+    }
+
+    fn end(&self) -> Result<(), HandshakeError> {
+        if self.0.is_empty() { Ok(()) } else { Err(HandshakeError::Trailing(self.0.len())) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,160 @@
+//! Laps, drops, look-ups and verification of a region log.
+
+use antelog_protocol::{ClientId, Lsn, ShardId};
+
+use super::*;
+
+const SHARD: ShardId = ShardId(4);
+const REGION_BYTES: usize = 8 * BLOCK_BYTES;
+
+fn writer(retention: Retention) -> LogWriter {
+    LogWriter::new(Region::new(REGION_BYTES).unwrap(), SHARD, 1, retention, 64 << 10)
+}
+
+/// A record of `length` bytes that tells its number.
+fn record(number: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![number as u8; length];
+    let head = number.to_le_bytes();
+    let n = length.min(8);
+    bytes[..n].copy_from_slice(&head[..n]);
+    bytes
+}
+
+fn append(log: &mut LogWriter, number: u64, length: usize) -> Result<(), LogFull> {
+    log.make_room(length)?;
+    log.record(ClientId(9), number, &record(number, length));
+    Ok(())
+}
+
+fn read(reader: &LogReader, cursor: &mut Cursor) -> Result<(u64, Vec<u8>), Overrun> {
+    match reader.item(cursor)? {
+        Item::Record { header, offset } => {
+            let mut bytes = vec![0; header.length as usize];
+            reader.region().get(offset, &mut bytes);
+            reader.check(cursor.at)?;
+            cursor.lsn = cursor.lsn.plus(1);
+            Ok((header.seq, bytes))
+        }
+        Item::NoOps { count } => {
+            cursor.lsn = cursor.lsn.plus(count);
+            Ok((u64::MAX, vec![]))
+        }
+    }
+}
+
+#[test]
+fn records_of_all_sizes_come_back_in_order_and_by_slot() {
+    let mut log = writer(Retention::Refuse);
+    let sizes = [0, 1, 63, 64, 65, 4096, 65_536, 10];
+    for (number, size) in sizes.iter().enumerate() {
+        append(&mut log, number as u64, *size).unwrap();
+    }
+    log.no_ops(5);
+    append(&mut log, 8, 3).unwrap();
+    assert_eq!(log.next_lsn(), Lsn(14));
+    let reader = log.reader();
+    let mut cursor = reader.first().unwrap();
+    for (number, size) in sizes.iter().enumerate() {
+        assert_eq!(read(&reader, &mut cursor), Ok((number as u64, record(number as u64, *size))));
+    }
+    assert_eq!(reader.item(&mut cursor), Ok(Item::NoOps { count: 5 }));
+    let mut inside = reader.seek(Lsn(10)).unwrap();
+    assert_eq!(reader.item(&mut inside), Ok(Item::NoOps { count: 3 }), "from the slot asked for");
+    for (lsn, number) in [(0, 0), (6, 6), (7, 7), (13, 8)] {
+        let mut cursor = reader.seek(Lsn(lsn)).unwrap();
+        assert_eq!(read(&reader, &mut cursor).unwrap().0, number);
+    }
+}
+
+#[test]
+fn a_full_log_refuses_and_keeps_room_for_no_ops() {
+    let mut log = writer(Retention::Refuse);
+    let mut appended = 0;
+    while append(&mut log, appended, 4096).is_ok() {
+        appended += 1;
+    }
+    assert!((90..126).contains(&appended), "512 KiB hold about 100 records of 4 KiB beside the reserve: {appended}");
+    assert!(log.has_room_for_no_ops());
+    for _ in 0..200 {
+        log.no_ops(1000);
+    }
+    let reader = log.reader();
+    let mut cursor = reader.seek(Lsn(appended - 1)).unwrap();
+    assert_eq!(read(&reader, &mut cursor).unwrap().0, appended - 1);
+}
+
+#[test]
+fn a_recycling_log_drops_only_what_is_bound_and_laps_for_ever() {
+    let mut log = writer(Retention::Recycle);
+    let reader = log.reader();
+    let mut verifier = Verifier::new(log.region().clone(), SHARD);
+    let mut number = 0;
+    while append(&mut log, number, 4096).is_ok() {
+        number += 1;
+    }
+    let mut random = 1u64;
+    for _ in 0..2000 {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let length = (random >> 33) as usize % 20_000;
+        while verifier.step(log.tail()).unwrap() {}
+        log.set_limits(log.next_lsn(), verifier.at());
+        append(&mut log, number, length).unwrap();
+        let mut last = reader.seek(Lsn(number)).unwrap();
+        assert_eq!(read(&reader, &mut last), Ok((number, record(number, length))));
+        number += 1;
+    }
+    assert!(log.tail() > 10 * REGION_BYTES as u64, "it went round more than ten times");
+    assert_eq!(reader.seek(Lsn(0)), Err(Overrun));
+    // Everything kept is found, from the first slot on.
+    let mut cursor = reader.first().unwrap();
+    let first = cursor.lsn.0;
+    for number in first..number {
+        assert_eq!(read(&reader, &mut cursor).unwrap().0, number);
+        let mut sought = reader.seek(Lsn(number)).unwrap();
+        assert_eq!(read(&reader, &mut sought).unwrap().0, number);
+    }
+}
+
+#[test]
+fn nothing_is_dropped_before_it_is_bound_or_verified() {
+    let mut log = writer(Retention::Recycle);
+    let mut number = 0;
+    while append(&mut log, number, 4096).is_ok() {
+        number += 1;
+    }
+    log.set_limits(Lsn(0), u64::MAX);
+    assert_eq!(append(&mut log, number, 4096), Err(LogFull), "not bound");
+    log.set_limits(log.next_lsn(), 0);
+    assert_eq!(append(&mut log, number, 4096), Err(LogFull), "not verified by the backup");
+    log.set_limits(log.next_lsn(), log.tail());
+    assert_eq!(append(&mut log, number, 4096), Ok(()));
+}
+
+#[test]
+fn a_verifier_stops_at_the_first_break_of_the_chain() {
+    let mut log = writer(Retention::Refuse);
+    for number in 0..10 {
+        append(&mut log, number, 1000).unwrap();
+    }
+    let verify = |log: &LogWriter| {
+        let mut verifier = Verifier::new(log.region().clone(), SHARD);
+        loop {
+            match verifier.step(log.tail()) {
+                Ok(true) => {}
+                Ok(false) => return Ok(verifier.lsn()),
+                Err(error) => return Err((verifier.lsn(), error)),
+            }
+        }
+    };
+    assert_eq!(verify(&log), Ok(Lsn(10)));
+    // One payload bit of the fifth entry; entries are 64 + 1024 bytes apart.
+    log.region().put(4 * 1088 + 64 + 500, &[0xFF]);
+    assert_eq!(verify(&log), Err((Lsn(4), VerifyError::Crc)));
+    // An entry copied over another breaks the chain even though it is whole.
+    let mut entry = vec![0; 1088];
+    log.region().get(2 * 1088, &mut entry);
+    log.region().put(3 * 1088, &entry);
+    assert_eq!(verify(&log), Err((Lsn(3), VerifyError::Lsn { found: Lsn(2), expected: Lsn(3) })));
+    let mut stranger = Verifier::new(log.region().clone(), ShardId(5));
+    assert_eq!(stranger.step(log.tail()), Err(VerifyError::Shard(SHARD)));
+}

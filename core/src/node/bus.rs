@@ -1,0 +1,244 @@
+//! Messages between a gate and a shard of the same process, over two `spsc` queues, and the shard's published progress.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use antelog_protocol::wire::session::{refusal_code, refusal_from};
+use antelog_protocol::{ClientId, Lsn, Position, Refusal, ShardId};
+
+use crate::channel::spsc::{Consumer, Producer};
+use crate::log::LogReader;
+use crate::node::idle::Waker;
+
+/// Bytes before the record in an append.
+pub const APPEND_HEAD_BYTES: usize = 32;
+/// Bytes of an answer to an append.
+pub const ANSWER_BYTES: usize = 48;
+/// Bytes before the entry in an order message.
+pub const ORDER_HEAD_BYTES: usize = 16;
+
+/// Gate to shard.
+#[derive(Debug, PartialEq, Eq)]
+pub enum ToShard<'a> {
+    /// A client's append.
+    Append {
+        /// The session.
+        client: ClientId,
+        /// The session's number for it.
+        seq: u64,
+        /// The record.
+        record: &'a [u8],
+    },
+    /// Ask the sequencer which order index makes a read current.
+    ReadIndex {
+        /// Chosen by the gate.
+        token: u64,
+    },
+}
+
+/// Shard to gate.
+#[derive(Debug, PartialEq, Eq)]
+pub enum ToGate<'a> {
+    /// The append is bound.
+    Acknowledged {
+        /// The session.
+        client: ClientId,
+        /// The session's number for it.
+        seq: u64,
+        /// Where it is.
+        position: Position,
+    },
+    /// The append was refused.
+    Refused {
+        /// The session.
+        client: ClientId,
+        /// The session's number for it.
+        seq: u64,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// The shard applied this entry of the order stream.
+    Order {
+        /// Its index.
+        index: u64,
+        /// Its bytes.
+        entry: &'a [u8],
+    },
+    /// The answer to `ReadIndex`.
+    ReadIndexIs {
+        /// The question's token.
+        token: u64,
+        /// The index to apply before reading.
+        index: u64,
+    },
+}
+
+/// The head of an append message; the record follows it.
+pub fn append_head(client: ClientId, seq: u64) -> [u8; APPEND_HEAD_BYTES] {
+    let mut head = [0; APPEND_HEAD_BYTES];
+    head[0] = 1;
+    head[8..24].copy_from_slice(&client.0.to_le_bytes());
+    head[24..32].copy_from_slice(&seq.to_le_bytes());
+    head
+}
+
+/// A `ReadIndex` message.
+pub fn read_index(token: u64) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[0] = 2;
+    bytes[8..].copy_from_slice(&token.to_le_bytes());
+    bytes
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+fn client_at(bytes: &[u8], at: usize) -> ClientId {
+    let mut word = [0; 16];
+    word.copy_from_slice(&bytes[at..at + 16]);
+    ClientId(u128::from_le_bytes(word))
+}
+
+/// Reads a message to the shard. The queue carries only this module's messages: anything else is a bug and panics.
+pub fn to_shard(bytes: &[u8]) -> ToShard<'_> {
+    match bytes[0] {
+        1 => ToShard::Append { client: client_at(bytes, 8), seq: u64_at(bytes, 24), record: &bytes[32..] },
+        2 => ToShard::ReadIndex { token: u64_at(bytes, 8) },
+        tag => unreachable!("no message to a shard has the tag {tag}"),
+    }
+}
+
+fn answer(tag: u8, code: u8, client: ClientId, seq: u64, detail: u64) -> [u8; ANSWER_BYTES] {
+    let mut bytes = [0; ANSWER_BYTES];
+    (bytes[0], bytes[1]) = (tag, code);
+    bytes[8..24].copy_from_slice(&client.0.to_le_bytes());
+    bytes[24..32].copy_from_slice(&seq.to_le_bytes());
+    bytes[32..40].copy_from_slice(&detail.to_le_bytes());
+    bytes
+}
+
+/// An `Acknowledged` message.
+pub fn acknowledged(client: ClientId, seq: u64, position: Position) -> [u8; ANSWER_BYTES] {
+    answer(1, 0, client, seq, position.0)
+}
+
+/// A `Refused` message.
+pub fn refused(client: ClientId, seq: u64, refusal: Refusal) -> [u8; ANSWER_BYTES] {
+    let (code, detail) = refusal_code(refusal);
+    answer(2, code as u8, client, seq, detail)
+}
+
+/// The head of an order message; the entry follows it.
+pub fn order_head(index: u64) -> [u8; ORDER_HEAD_BYTES] {
+    let mut head = [0; ORDER_HEAD_BYTES];
+    head[0] = 3;
+    head[8..].copy_from_slice(&index.to_le_bytes());
+    head
+}
+
+/// A `ReadIndexIs` message.
+pub fn read_index_is(token: u64, index: u64) -> [u8; 24] {
+    let mut bytes = [0; 24];
+    bytes[0] = 4;
+    bytes[8..16].copy_from_slice(&token.to_le_bytes());
+    bytes[16..].copy_from_slice(&index.to_le_bytes());
+    bytes
+}
+
+/// Reads a message to the gate. The queue carries only this module's messages: anything else is a bug and panics.
+pub fn to_gate(bytes: &[u8]) -> ToGate<'_> {
+    match bytes[0] {
+        1 => ToGate::Acknowledged {
+            client: client_at(bytes, 8),
+            seq: u64_at(bytes, 24),
+            position: Position(u64_at(bytes, 32)),
+        },
+        2 => {
+            let refusal = refusal_from(bytes[1].into(), u64_at(bytes, 32)).unwrap_or(Refusal::Failed);
+            ToGate::Refused { client: client_at(bytes, 8), seq: u64_at(bytes, 24), refusal }
+        }
+        3 => ToGate::Order { index: u64_at(bytes, 8), entry: &bytes[ORDER_HEAD_BYTES..] },
+        4 => ToGate::ReadIndexIs { token: u64_at(bytes, 8), index: u64_at(bytes, 16) },
+        tag => unreachable!("no message to a gate has the tag {tag}"),
+    }
+}
+
+/// A shard's progress as its gate sees it. Written by the shard's thread only.
+#[derive(Debug, Default)]
+pub struct Progress {
+    deliverable: AtomicU64,
+}
+
+impl Progress {
+    /// First slot that may not be delivered.
+    #[inline]
+    pub fn deliverable(&self) -> Lsn {
+        Lsn(self.deliverable.load(Ordering::Acquire))
+    }
+
+    /// Publishes the slot; entries below it are in the region.
+    #[inline]
+    pub fn set_deliverable(&self, lsn: Lsn) {
+        self.deliverable.store(lsn.0, Ordering::Release);
+    }
+}
+
+/// The gate's end of a shard.
+#[derive(Debug)]
+pub struct ShardPort {
+    /// The shard.
+    pub shard: ShardId,
+    /// Its log.
+    pub log: LogReader,
+    /// How far it may be delivered.
+    pub progress: Arc<Progress>,
+    /// Appends go here.
+    pub requests: Producer,
+    /// Answers and the order stream come from here.
+    pub answers: Consumer,
+}
+
+/// The shard's end of its gate.
+#[derive(Debug)]
+pub struct GatePort {
+    /// How far the gate may deliver.
+    pub progress: Arc<Progress>,
+    /// Appends come from here.
+    pub requests: Consumer,
+    /// Answers and the order stream go here.
+    pub answers: Producer,
+    /// Wakes the gate when the progress moved and nothing was said.
+    pub waker: Waker,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_come_back() {
+        let client = ClientId(0xFEED_FACE_0123);
+        let append = [&append_head(client, 7)[..], b"xyz"].concat();
+        assert_eq!(to_shard(&append), ToShard::Append { client, seq: 7, record: b"xyz" });
+        assert_eq!(to_shard(&read_index(8)), ToShard::ReadIndex { token: 8 });
+        let position = Position(99);
+        assert_eq!(to_gate(&acknowledged(client, 7, position)), ToGate::Acknowledged { client, seq: 7, position });
+        for refusal in [
+            Refusal::Gap { expected: 3 },
+            Refusal::UnknownSession,
+            Refusal::Forgotten,
+            Refusal::TooLarge { limit_bytes: 9 },
+            Refusal::RegionFull { region_bytes: 10 },
+            Refusal::NotHere,
+            Refusal::Failed,
+        ] {
+            assert_eq!(to_gate(&refused(client, 7, refusal)), ToGate::Refused { client, seq: 7, refusal });
+        }
+        let order = [&order_head(4)[..], &[1, 2]].concat();
+        assert_eq!(to_gate(&order), ToGate::Order { index: 4, entry: &[1, 2] });
+        assert_eq!(to_gate(&read_index_is(1, 2)), ToGate::ReadIndexIs { token: 1, index: 2 });
+    }
+}

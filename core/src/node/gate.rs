@@ -1,0 +1,366 @@
+//! The gate's duty cycle: many client connections on one side, the shards of this process on the other.
+//!
+//! A gate hands appends over to shards and their answers back, relays the order stream, and delivers records straight
+//! from the shards' log regions. Each subscriber is a cursor: one that stops reading stops its own deliveries when its
+//! ring or its stream's credit is used up, and delays nobody else.
+
+mod client;
+mod stream;
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use antelog_protocol::ledger::{Applied, Ledger};
+use antelog_protocol::wire::order::OrderEntry;
+use antelog_protocol::{ClientId, Lsn};
+
+use self::client::{Answer, Client, Outcome};
+use super::agent::Agent;
+use super::bus::{self, ShardPort, ToGate};
+use super::mailbox::{Admission, Mailbox, Notice};
+use super::order_log::OrderLog;
+use crate::channel::Ring;
+use crate::counters::{Counter, Counters};
+use crate::mem::Region;
+use crate::transport::{Event, PeerId, RegionKey, Transport};
+
+/// Order entries kept to relay; a client that is further behind gets a snapshot instead.
+const RELAY_ENTRIES_MAX: usize = 4096;
+/// Bytes of order entries kept to relay.
+const RELAY_BYTES_MAX: usize = 1 << 20;
+/// Questions for the tail that wait at a time, all clients together.
+const TAILS_MAX: usize = 256;
+
+/// Run-time options of a gate.
+#[derive(Clone, Debug)]
+pub struct GateConfig {
+    /// Most clients connected at a time.
+    pub clients_max: u16,
+    /// Capacity of the ring of each client in either direction, in bytes; a client may ask for a smaller one.
+    pub ring_bytes: usize,
+    /// Appends a session may have outstanding per shard.
+    pub outstanding_max: u32,
+    /// Largest record in bytes.
+    pub record_bytes_max: u32,
+    /// Cuts of free windows remembered.
+    pub free_cuts_max: usize,
+}
+
+/// What a gate agent is made of, besides its transport.
+#[derive(Debug)]
+pub struct GateParts<L> {
+    /// Options.
+    pub config: GateConfig,
+    /// The shards of this process. The gate follows the order stream through the first.
+    pub ports: Vec<ShardPort>,
+    /// Connections come from here.
+    pub mailbox: Mailbox<Admission<L>>,
+    /// What an operator should know is told here.
+    pub notices: Sender<Notice>,
+    /// Counters to publish in.
+    pub counters: Counters,
+}
+
+/// The memory of a client slot, kept for the next client.
+#[derive(Debug)]
+struct SlotMemory {
+    incoming: Arc<Region>,
+    staging: Arc<Region>,
+    staging_key: RegionKey,
+}
+
+/// A question for the tail on its way.
+#[derive(Debug)]
+struct TailQuestion {
+    token: u64,
+    client: ClientId,
+    client_token: u64,
+    /// The index to apply before answering, once the sequencer has said it.
+    index: Option<u64>,
+}
+
+struct GateCounters {
+    clients: Counter,
+    refused: Counter,
+    cut_off: Counter,
+    appends: Counter,
+    delivered: Counter,
+    pushed_back: Counter,
+}
+
+/// What all clients of a gate share.
+struct Common {
+    config: GateConfig,
+    ports: Vec<ShardPort>,
+    /// First slot that may not be delivered, of each port, as of this cycle.
+    deliverable: Vec<Lsn>,
+    ledger: Ledger,
+    relay: OrderLog,
+    tails: VecDeque<TailQuestion>,
+    next_tail_token: u64,
+    /// A request did not fit into a shard's queue.
+    queue_full: bool,
+    counters: GateCounters,
+}
+
+/// See the module's text.
+pub struct GateAgent<T: Transport> {
+    transport: T,
+    common: Common,
+    clients: Vec<Option<Box<Client>>>,
+    memory: Vec<Option<SlotMemory>>,
+    sessions: HashMap<ClientId, usize>,
+    mailbox: Mailbox<Admission<T::Link>>,
+    notices: Sender<Notice>,
+    events: Box<[Event]>,
+    /// Some client could not send or go on for want of room: look at all of them in the next cycle.
+    again: bool,
+}
+
+impl<T: Transport> GateAgent<T> {
+    /// Builds the agent on the thread that will run it.
+    pub fn new(parts: GateParts<T::Link>, transport: T) -> GateAgent<T> {
+        assert!(!parts.ports.is_empty(), "a gate serves a shard");
+        let slots = usize::from(parts.config.clients_max);
+        let counters = GateCounters {
+            clients: parts.counters.register("clients"),
+            refused: parts.counters.register("clients_refused"),
+            cut_off: parts.counters.register("clients_cut_off"),
+            appends: parts.counters.register("appends"),
+            delivered: parts.counters.register("records_delivered"),
+            pushed_back: parts.counters.register("pushed_back"),
+        };
+        let common = Common {
+            deliverable: vec![Lsn(0); parts.ports.len()],
+            ports: parts.ports,
+            ledger: Ledger::new(parts.config.free_cuts_max),
+            relay: OrderLog::new(0, RELAY_ENTRIES_MAX, RELAY_BYTES_MAX),
+            tails: VecDeque::with_capacity(TAILS_MAX),
+            next_tail_token: 0,
+            queue_full: false,
+            counters,
+            config: parts.config,
+        };
+        GateAgent {
+            transport,
+            common,
+            clients: (0..slots).map(|_| None).collect(),
+            memory: (0..slots).map(|_| None).collect(),
+            sessions: HashMap::with_capacity(slots),
+            mailbox: parts.mailbox,
+            notices: parts.notices,
+            events: vec![Event::Notified { peer: PeerId(0), value: 0 }; 64].into_boxed_slice(),
+            again: false,
+        }
+    }
+
+    fn warn(&self, text: String) {
+        // The control thread may be gone already when the node stops.
+        let _ = self.notices.send(Notice::Warning { agent: "gate".into(), text });
+    }
+
+    fn admit(&mut self) -> usize {
+        let Some(mail) = self.mailbox.take() else { return 0 };
+        let Admission::Client { session, link, ring_bytes } = mail else { return 1 };
+        if let Some(old) = self.sessions.get(&session).copied() {
+            // The client knows that its old connection is dead before we do.
+            self.drop_client(old);
+        }
+        let Some(slot) = self.clients.iter().position(Option::is_none) else {
+            self.common.counters.refused.add(1);
+            self.warn(format!("client {session} dropped: {} clients are connected already", self.clients.len()));
+            return 1;
+        };
+        if let Err(error) = self.make_memory(slot) {
+            self.common.counters.refused.add(1);
+            self.warn(format!("client {session} dropped: no memory for its rings: {error}"));
+            return 1;
+        }
+        let Some(memory) = &self.memory[slot] else { return 1 };
+        let capacity = self.common.config.ring_bytes;
+        let ring = Ring::new(memory.incoming.clone(), memory.staging.clone(), memory.staging_key, capacity, ring_bytes);
+        self.transport.admit(PeerId(slot as u16), link, std::slice::from_ref(&memory.incoming));
+        self.clients[slot] = Some(Box::new(Client::new(session, ring, &self.common.config, self.common.ports.len())));
+        self.sessions.insert(session, slot);
+        self.common.counters.clients.set(self.sessions.len() as u64);
+        1
+    }
+
+    fn make_memory(&mut self, slot: usize) -> std::io::Result<()> {
+        if self.memory[slot].is_none() {
+            let incoming = Region::new(Ring::region_bytes(self.common.config.ring_bytes))?;
+            let staging = Region::new(self.common.config.ring_bytes)?;
+            let staging_key = self.transport.register(staging.clone());
+            self.memory[slot] = Some(SlotMemory { incoming, staging, staging_key });
+        }
+        Ok(())
+    }
+
+    fn drop_client(&mut self, slot: usize) {
+        self.transport.fence(PeerId(slot as u16));
+        if let Some(client) = self.clients[slot].take() {
+            self.sessions.remove(&client.session());
+        }
+        self.common.counters.clients.set(self.sessions.len() as u64);
+    }
+
+    fn take_events(&mut self) -> usize {
+        let count = self.transport.poll(&mut self.events);
+        for at in 0..count {
+            match self.events[at] {
+                Event::PeerDown { peer, .. } => self.drop_client(usize::from(peer.0)),
+                // Clients speak through their rings only.
+                Event::Received { peer, message } => {
+                    self.transport.release(message);
+                    self.drop_client(usize::from(peer.0));
+                }
+                Event::Notified { .. } | Event::Placed { .. } => {}
+            }
+        }
+        count
+    }
+
+    /// Takes what shards say: answers go to their clients, order entries to the ledger and the relay.
+    fn take_answers(&mut self) -> usize {
+        let mut count = 0;
+        for port in 0..self.common.ports.len() {
+            let shard = self.common.ports[port].shard;
+            while let Some(bytes) = self.common.ports[port].answers.peek() {
+                count += 1;
+                match bus::to_gate(bytes) {
+                    ToGate::Acknowledged { client, seq, position } => {
+                        if let Some(client) = client_of(&self.sessions, &mut self.clients, client) {
+                            client.answer(port, Answer::Acknowledged { shard, seq, position });
+                        }
+                    }
+                    ToGate::Refused { client, seq, refusal } => {
+                        if let Some(client) = client_of(&self.sessions, &mut self.clients, client) {
+                            client.answer(port, Answer::Refused { shard, seq, refusal });
+                        }
+                    }
+                    ToGate::Order { index, entry } if port == 0 => {
+                        follow(&mut self.common.ledger, &mut self.common.relay, index, entry);
+                    }
+                    ToGate::Order { .. } => {}
+                    ToGate::ReadIndexIs { token, index } => {
+                        if let Some(question) = self.common.tails.iter_mut().find(|q| q.token == token) {
+                            question.index = Some(index);
+                        }
+                    }
+                }
+                self.common.ports[port].answers.consume();
+            }
+        }
+        count + self.answer_tails()
+    }
+
+    fn answer_tails(&mut self) -> usize {
+        let mut count = 0;
+        let applied = self.common.ledger.applied_index();
+        while let Some(question) = self.common.tails.front().filter(|q| q.index.is_some_and(|i| i <= applied)) {
+            let answer = Answer::Tail { token: question.client_token, position: self.common.ledger.committed() };
+            if let Some(client) = client_of(&self.sessions, &mut self.clients, question.client) {
+                client.reply(answer);
+            }
+            self.common.tails.pop_front();
+            count += 1;
+        }
+        count
+    }
+
+    /// Notes how far shards may be delivered; returns whether anything moved.
+    fn look_at_progress(&mut self) -> usize {
+        let mut moved = 0;
+        for (port, seen) in self.common.ports.iter().zip(&mut self.common.deliverable) {
+            let deliverable = port.progress.deliverable();
+            if deliverable != *seen {
+                *seen = deliverable;
+                moved = 1;
+            }
+        }
+        moved
+    }
+
+    fn serve_clients(&mut self) -> usize {
+        let mut work = 0;
+        (self.again, self.common.queue_full) = (false, false);
+        for slot in 0..self.clients.len() {
+            let Some(client) = self.clients[slot].as_deref_mut() else { continue };
+            let peer = PeerId(slot as u16);
+            match client.serve(&mut self.common, &mut self.transport, peer) {
+                Outcome::Done { count, again } => {
+                    work += count;
+                    self.again |= again;
+                }
+                Outcome::CutOff { why } => {
+                    let session = client.session();
+                    self.drop_client(slot);
+                    self.common.counters.cut_off.add(1);
+                    self.warn(format!("client {session} was cut off: {why}"));
+                }
+            }
+        }
+        for port in &mut self.common.ports {
+            port.requests.publish();
+        }
+        work
+    }
+}
+
+/// The connected client of a session.
+fn client_of<'a>(
+    sessions: &HashMap<ClientId, usize>,
+    clients: &'a mut [Option<Box<Client>>],
+    session: ClientId,
+) -> Option<&'a mut Client> {
+    clients[*sessions.get(&session)?].as_deref_mut()
+}
+
+fn follow(ledger: &mut Ledger, relay: &mut OrderLog, index: u64, entry: &[u8]) {
+    let applied = OrderEntry::decode(entry).map(|decoded| ledger.apply(index, &decoded));
+    match applied {
+        Ok(Ok(Applied::Again)) => {}
+        Ok(Ok(_)) => {
+            relay.append(entry);
+        }
+        Ok(Err(contradiction)) => panic!("gate: {contradiction}"),
+        Err(error) => panic!("gate: the order stream holds no entry: {error}"),
+    }
+}
+
+impl<T: Transport> Agent for GateAgent<T> {
+    fn name(&self) -> &str {
+        "gate"
+    }
+
+    fn duty_cycle(&mut self, _now_ns: u64) -> usize {
+        let mut work = self.take_events();
+        work += self.admit();
+        work += self.take_answers();
+        work += self.look_at_progress();
+        if work > 0 || self.again {
+            work += self.serve_clients();
+        }
+        self.transport.flush();
+        work
+    }
+
+    fn deadline_ns(&self) -> Option<u64> {
+        None
+    }
+
+    fn wait_fds(&self, fds: &mut Vec<RawFd>) {
+        fds.extend(self.transport.wait_fd());
+    }
+
+    fn prepare_wait(&mut self) -> bool {
+        let progress = self.common.ports.iter().zip(&self.common.deliverable);
+        self.transport.prepare_wait()
+            || self.mailbox.waits()
+            || self.common.ports.iter().any(|p| !p.answers.is_empty())
+            || (self.common.queue_full && self.common.ports.iter().any(|p| p.requests.room() > 0))
+            || progress.into_iter().any(|(port, seen)| port.progress.deliverable() != *seen)
+    }
+}

@@ -1,0 +1,373 @@
+//! One client of a gate: its ring, its requests, and what it has still to be told. Everything is bounded; what does not
+//! fit waits in the client's own ring or log, never in the gate's memory.
+
+use std::collections::VecDeque;
+
+use antelog_protocol::ledger::Ledger;
+use antelog_protocol::wire::order::ORDER_ENTRY_BYTES_MAX;
+use antelog_protocol::wire::session::{ReadResult, Reply, Request, SESSION_HEAD_BYTES_MAX};
+use antelog_protocol::{ClientId, Position, Refusal, ShardId};
+
+use super::stream::{self, Delivery, Stream};
+use super::{Common, GateConfig, TAILS_MAX, TailQuestion};
+use crate::channel::Ring;
+use crate::log::Item;
+use crate::node::bus;
+use crate::transport::{Full, PeerId, Transport};
+
+/// Requests served for one client in one cycle.
+const REQUESTS_PER_CYCLE: usize = 128;
+/// Reads of one client that wait at a time.
+const READS_MAX: usize = 64;
+/// Streams of one client.
+const STREAMS_MAX: usize = 1024;
+
+/// A small reply that waits for room in the client's ring.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Answer {
+    Acknowledged { shard: ShardId, seq: u64, position: Position },
+    Refused { shard: ShardId, seq: u64, refusal: Refusal },
+    Tail { token: u64, position: Position },
+    NotHere { stream: u32 },
+    Trimmed { stream: u32, head: Position },
+}
+
+/// How serving a client ended.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// `again`: something waits for room and must be looked at in the next cycle too.
+    Done { count: usize, again: bool },
+    /// The client broke the rules, or fell behind what the log keeps while it was being written to.
+    CutOff { why: String },
+}
+
+/// Where a client is in the order stream.
+#[derive(Debug)]
+struct Following {
+    next: u64,
+    /// Messages of a snapshot not sent yet.
+    snapshot: VecDeque<Vec<u8>>,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Client {
+    session: ClientId,
+    ring: Ring,
+    /// Appends handed to each port's shard and not answered yet, with their answers waiting here.
+    outstanding: Vec<u32>,
+    answers: VecDeque<Answer>,
+    answers_max: usize,
+    reads: VecDeque<(u64, Position)>,
+    streams: Vec<Stream>,
+    following: Option<Following>,
+}
+
+impl Client {
+    pub(super) fn new(session: ClientId, ring: Ring, config: &GateConfig, ports: usize) -> Client {
+        let answers_max = config.outstanding_max as usize * ports + STREAMS_MAX + TAILS_MAX;
+        Client {
+            session,
+            ring,
+            outstanding: vec![0; ports],
+            answers: VecDeque::with_capacity(answers_max),
+            answers_max,
+            reads: VecDeque::with_capacity(READS_MAX),
+            streams: Vec::new(),
+            following: None,
+        }
+    }
+
+    pub(super) fn session(&self) -> ClientId {
+        self.session
+    }
+
+    /// A shard answered an append.
+    pub(super) fn answer(&mut self, port: usize, answer: Answer) {
+        // An answer to an append of an earlier connection was not counted on this one.
+        self.outstanding[port] = self.outstanding[port].saturating_sub(1);
+        self.reply(answer);
+    }
+
+    /// Queues a small reply. What a client can cause is bounded when it asks; beyond that bound lie only repeated
+    /// answers to retries, which it does not need.
+    pub(super) fn reply(&mut self, answer: Answer) {
+        if self.answers.len() < self.answers_max {
+            self.answers.push_back(answer);
+        }
+    }
+
+    /// Takes requests, sends what there is to send.
+    pub(super) fn serve<T: Transport>(&mut self, common: &mut Common, transport: &mut T, peer: PeerId) -> Outcome {
+        let mut count = 0;
+        let mut stalled = false;
+        while count < REQUESTS_PER_CYCLE {
+            match self.take_request(common) {
+                Ok(Taken::Nothing) => break,
+                Ok(Taken::Request) => count += 1,
+                Ok(Taken::Stalled) => {
+                    stalled = true;
+                    break;
+                }
+                Err(why) => return Outcome::CutOff { why },
+            }
+        }
+        let again = stalled || count == REQUESTS_PER_CYCLE;
+        match self.send(common) {
+            Ok(sent) => count += sent,
+            Err(why) => return Outcome::CutOff { why },
+        }
+        let credited = self.ring.credit(transport, peer);
+        let published = self.ring.publish(transport, peer);
+        if let Some(fault) = self.ring.fault() {
+            return Outcome::CutOff { why: fault.to_string() };
+        }
+        Outcome::Done { count, again: again || !credited || !published }
+    }
+
+    fn take_request(&mut self, common: &mut Common) -> Result<Taken, String> {
+        let Some(bytes) = self.ring.peek().map_err(|e| e.to_string())? else { return Ok(Taken::Nothing) };
+        let request = Request::decode(bytes).map_err(|e| format!("it sent what is no request: {e}"))?;
+        match request {
+            Request::Append { shard, seq, record } => {
+                let port = common.ports.iter().position(|p| p.shard == shard);
+                let limit_bytes = common.config.record_bytes_max;
+                let refusal = match port {
+                    None => Some(Refusal::NotHere),
+                    Some(_) if record.len() > limit_bytes as usize => Some(Refusal::TooLarge { limit_bytes }),
+                    Some(_) => None,
+                };
+                if self.answers.len() == self.answers_max {
+                    return Ok(Taken::Stalled);
+                }
+                if let (Some(port), None) = (port, refusal) {
+                    if self.outstanding[port] >= common.config.outstanding_max {
+                        return Ok(Taken::Stalled);
+                    }
+                    let head = bus::append_head(self.session, seq);
+                    if common.ports[port].requests.push(&[&head, record]).is_err() {
+                        common.counters.pushed_back.add(1);
+                        common.queue_full = true;
+                        return Ok(Taken::Stalled);
+                    }
+                    self.outstanding[port] += 1;
+                    common.counters.appends.add(1);
+                } else if let Some(refusal) = refusal {
+                    self.answers.push_back(Answer::Refused { shard, seq, refusal });
+                }
+            }
+            Request::Subscribe { stream, shard, from, credit_bytes } => {
+                let port = common.ports.iter().position(|p| p.shard == shard);
+                self.streams.retain(|s| s.id != stream);
+                match port {
+                    _ if self.streams.len() == STREAMS_MAX => {
+                        return Err(format!("it asked for more than {STREAMS_MAX} streams"));
+                    }
+                    Some(port) => self.streams.push(Stream::new(stream, port, from, credit_bytes)),
+                    None => self.reply(Answer::NotHere { stream }),
+                }
+            }
+            Request::Unsubscribe { stream } => self.streams.retain(|s| s.id != stream),
+            Request::Consumed { stream, bytes } => {
+                if let Some(stream) = self.streams.iter_mut().find(|s| s.id == stream) {
+                    stream.on_consumed(bytes)?;
+                }
+            }
+            Request::Follow => {
+                let next = common.ledger.applied_index() + 1;
+                self.following = Some(Following { next, snapshot: snapshot(&common.ledger) });
+            }
+            Request::Read { token, position } => {
+                if self.reads.len() == READS_MAX {
+                    return Ok(Taken::Stalled);
+                }
+                self.reads.push_back((token, position));
+            }
+            Request::Tail { token } => {
+                if common.tails.len() == TAILS_MAX {
+                    return Ok(Taken::Stalled);
+                }
+                let ask = bus::read_index(common.next_tail_token);
+                if common.ports[0].requests.push(&[&ask]).is_err() {
+                    common.queue_full = true;
+                    return Ok(Taken::Stalled);
+                }
+                common.tails.push_back(TailQuestion {
+                    token: common.next_tail_token,
+                    client: self.session,
+                    client_token: token,
+                    index: None,
+                });
+                common.next_tail_token += 1;
+            }
+        }
+        self.ring.consume();
+        Ok(Taken::Request)
+    }
+
+    /// Sends answers, the order stream, records and reads, as far as the ring has room.
+    fn send(&mut self, common: &mut Common) -> Result<usize, String> {
+        let mut count = 0;
+        while let Some(answer) = self.answers.front() {
+            if push(&mut self.ring, &reply_of(*answer)).is_err() {
+                return Ok(count);
+            }
+            self.answers.pop_front();
+            count += 1;
+        }
+        match self.deliver(common)? {
+            (delivered, true) => count += delivered,
+            (delivered, false) => return Ok(count + delivered),
+        }
+        count += self.relay(common);
+        count += self.read(common);
+        Ok(count)
+    }
+
+    /// Delivers what the streams may have. False: the ring is full.
+    fn deliver(&mut self, common: &mut Common) -> Result<(usize, bool), String> {
+        let mut count = 0;
+        let mut at = 0;
+        while at < self.streams.len() {
+            let stream = &mut self.streams[at];
+            let port = &common.ports[stream.port];
+            let deliverable = common.deliverable[stream.port];
+            let (delivered, end) = stream::deliver(stream, port, deliverable, &common.ledger, &mut self.ring);
+            count += delivered.messages;
+            common.counters.delivered.add(delivered.records);
+            match end {
+                Delivery::Caught => at += 1,
+                Delivery::RingFull => return Ok((count, false)),
+                Delivery::Trimmed { head } => {
+                    let stream = self.streams.swap_remove(at).id;
+                    self.reply(Answer::Trimmed { stream, head });
+                }
+                Delivery::Overrun => {
+                    return Err("the log dropped a record while it was being delivered: subscribe again".into());
+                }
+            }
+        }
+        Ok((count, true))
+    }
+
+    fn relay(&mut self, common: &Common) -> usize {
+        let Some(following) = &mut self.following else { return 0 };
+        let mut count = 0;
+        loop {
+            while let Some(message) = following.snapshot.front() {
+                if self.ring.push(&[message]).is_err() {
+                    return count;
+                }
+                following.snapshot.pop_front();
+                count += 1;
+            }
+            if following.next > common.ledger.applied_index() {
+                return count;
+            }
+            let Some(entry) = common.relay.get(following.next) else {
+                // Too far behind for entries one by one.
+                following.next = common.ledger.applied_index() + 1;
+                following.snapshot = snapshot(&common.ledger);
+                continue;
+            };
+            if push(&mut self.ring, &Reply::Order { index: following.next, entry }).is_err() {
+                return count;
+            }
+            following.next += 1;
+            count += 1;
+        }
+    }
+
+    /// Answers the reads whose position is bound.
+    fn read(&mut self, common: &Common) -> usize {
+        let mut count = 0;
+        for _ in 0..self.reads.len() {
+            let Some((token, position)) = self.reads.pop_front() else { break };
+            match read(&mut self.ring, common, token, position) {
+                Ok(true) => count += 1,
+                Ok(false) => self.reads.push_back((token, position)),
+                Err(Full) => {
+                    self.reads.push_front((token, position));
+                    break;
+                }
+            }
+        }
+        count
+    }
+}
+
+enum Taken {
+    Nothing,
+    Request,
+    Stalled,
+}
+
+fn reply_of(answer: Answer) -> Reply<'static> {
+    match answer {
+        Answer::Acknowledged { shard, seq, position } => Reply::Acknowledged { shard, seq, position },
+        Answer::Refused { shard, seq, refusal } => Reply::Refused { shard, seq, refusal },
+        Answer::Tail { token, position } => Reply::TailIs { token, position },
+        Answer::NotHere { stream } => Reply::NotHere { stream },
+        Answer::Trimmed { stream, head } => Reply::Trimmed { stream, head },
+    }
+}
+
+fn push(ring: &mut Ring, reply: &Reply<'_>) -> Result<(), Full> {
+    let mut head = [0; SESSION_HEAD_BYTES_MAX];
+    let (len, body) = reply.encode(&mut head);
+    ring.push(&[&head[..len], body])
+}
+
+/// The messages that bring a new follower to the ledger's state.
+fn snapshot(ledger: &Ledger) -> VecDeque<Vec<u8>> {
+    let mut messages = VecDeque::new();
+    let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+    let mut head = [0; SESSION_HEAD_BYTES_MAX];
+    let entries = ledger.snapshot(&mut buffer, |entry| {
+        let (len, body) = Reply::Order { index: ledger.applied_index(), entry }.encode(&mut head);
+        messages.push_back([&head[..len], body].concat());
+    });
+    let start =
+        Reply::Snapshot { index: ledger.applied_index(), base: ledger.snapshot_base(), entries, view: ledger.view() };
+    let (len, _) = start.encode(&mut head);
+    messages.push_front(head[..len].to_vec());
+    messages
+}
+
+/// Answers one read. `Ok(false)`: its position is not bound yet, or its shard has not got that far here.
+fn read(ring: &mut Ring, common: &Common, token: u64, position: Position) -> Result<bool, Full> {
+    if position >= common.ledger.committed() {
+        return Ok(false);
+    }
+    let is = |result| Reply::ReadIs { token, result };
+    let Some(slot) = common.ledger.locate(position) else {
+        let head = common.ledger.first_known();
+        return push(ring, &is(ReadResult::Trimmed(head))).map(|()| true);
+    };
+    let Some(at) = common.ports.iter().position(|p| p.shard == slot.shard) else {
+        return push(ring, &is(ReadResult::Elsewhere(slot.shard))).map(|()| true);
+    };
+    if slot.lsn >= common.deliverable[at] {
+        return Ok(false);
+    }
+    let log = &common.ports[at].log;
+    let found = log.seek(slot.lsn).and_then(|mut cursor| log.item(&mut cursor).map(|item| (cursor, item)));
+    match found {
+        Ok((_, Item::NoOps { .. })) => push(ring, &is(ReadResult::NoOp))?,
+        Ok((cursor, Item::Record { header, offset })) => {
+            // Copied first and then checked: what was overwritten meanwhile must not be answered.
+            let mut record = Vec::new();
+            log.region().append_to(offset, header.length as usize, &mut record);
+            if log.check(cursor.at).is_ok() {
+                push(ring, &is(ReadResult::Record(&record)))?;
+            } else {
+                return Ok(false);
+            }
+        }
+        Err(_) => {
+            let head = stream::log_head(&common.ports[at], &common.ledger);
+            push(ring, &is(ReadResult::Trimmed(head)))?;
+        }
+    }
+    Ok(true)
+}

@@ -1,0 +1,154 @@
+//! One stream: a subscriber's cursor in one shard's log, delivered as far as the shard, its credit and the ring allow.
+
+use antelog_protocol::ledger::Ledger;
+use antelog_protocol::wire::session::{Reply, SESSION_HEAD_BYTES_MAX, stream_bytes};
+use antelog_protocol::{Lsn, Position};
+
+use crate::channel::Ring;
+use crate::log::{Cursor, Item};
+use crate::node::bus::ShardPort;
+
+/// Messages one stream may take of a cycle, so that a reader of old records does not hold up the tail of others.
+const MESSAGES_PER_CYCLE: usize = 128;
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub(super) id: u32,
+    pub(super) port: usize,
+    from: Position,
+    /// Unknown until windows up to `from` are known.
+    cursor: Option<Cursor>,
+    credit_bytes: u64,
+    consumed: u64,
+    sent: u64,
+}
+
+/// Why delivery stopped.
+#[derive(Debug)]
+pub(super) enum Delivery {
+    /// Nothing more may be delivered now.
+    Caught,
+    /// The client's ring has no room.
+    RingFull,
+    /// The next slot is no longer kept.
+    Trimmed { head: Position },
+    /// A record was overwritten while it was being copied.
+    Overrun,
+}
+
+/// What a call delivered.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Delivered {
+    pub(super) messages: usize,
+    pub(super) records: u64,
+}
+
+impl Stream {
+    pub(super) fn new(id: u32, port: usize, from: Position, credit_bytes: u64) -> Stream {
+        Stream { id, port, from, cursor: None, credit_bytes, consumed: 0, sent: 0 }
+    }
+
+    pub(super) fn on_consumed(&mut self, bytes: u64) -> Result<(), String> {
+        if bytes < self.consumed || bytes > self.sent {
+            return Err(format!("it says it consumed {bytes} bytes of stream {}, {} were sent", self.id, self.sent));
+        }
+        self.consumed = bytes;
+        Ok(())
+    }
+
+    fn has_credit(&self, bytes: u64) -> bool {
+        self.sent - self.consumed + bytes <= self.credit_bytes
+    }
+}
+
+/// Position of the first slot that a port's log keeps.
+pub(super) fn log_head(port: &ShardPort, ledger: &Ledger) -> Position {
+    let first = port.log.first().ok().and_then(|first| ledger.position(port.shard, first.lsn));
+    first.unwrap_or(ledger.first_known()).max(ledger.first_known())
+}
+
+/// Delivers what may be delivered.
+pub(super) fn deliver(
+    stream: &mut Stream,
+    port: &ShardPort,
+    deliverable: Lsn,
+    ledger: &Ledger,
+    ring: &mut Ring,
+) -> (Delivered, Delivery) {
+    let mut delivered = Delivered::default();
+    let Some(mut cursor) = stream.cursor.or_else(|| find(stream, port, ledger)) else {
+        let trimmed = stream.from < ledger.first_known();
+        let end = if trimmed { Delivery::Trimmed { head: log_head(port, ledger) } } else { Delivery::Caught };
+        return (delivered, end);
+    };
+    let view = ledger.view();
+    let end = loop {
+        if cursor.lsn >= deliverable || delivered.messages == MESSAGES_PER_CYCLE {
+            break Delivery::Caught;
+        }
+        // I13: without a grant there is no position to speculate with.
+        let Some(position) = ledger.position(port.shard, cursor.lsn) else { break Delivery::Caught };
+        let Ok(item) = port.log.item(&mut cursor) else {
+            break Delivery::Trimmed { head: log_head(port, ledger) };
+        };
+        let mut head = [0; SESSION_HEAD_BYTES_MAX];
+        match item {
+            Item::Record { header, offset } => {
+                let bytes = stream_bytes(header.length as usize);
+                if !stream.has_credit(bytes) {
+                    break Delivery::Caught;
+                }
+                let reply = Reply::Deliver {
+                    stream: stream.id,
+                    lsn: cursor.lsn,
+                    position,
+                    view,
+                    speculative: position >= ledger.committed(),
+                    client: header.client,
+                    seq: header.seq,
+                    record: &[],
+                };
+                let (len, _) = reply.encode(&mut head);
+                if ring.push_from(&head[..len], port.log.region(), offset, header.length as usize).is_err() {
+                    break Delivery::RingFull;
+                }
+                if port.log.check(cursor.at).is_err() {
+                    break Delivery::Overrun;
+                }
+                stream.sent += bytes;
+                cursor = Cursor { at: cursor.at + header.span_bytes() as u64, lsn: cursor.lsn.plus(1) };
+                delivered.records += 1;
+            }
+            Item::NoOps { count } => {
+                if !stream.has_credit(stream_bytes(0)) {
+                    break Delivery::Caught;
+                }
+                let most = count.min(deliverable.0 - cursor.lsn.0);
+                let count = ledger.run_length(port.shard, cursor.lsn, most);
+                let (lsn, short) = (cursor.lsn, u32::try_from(count).unwrap_or(u32::MAX));
+                let reply = Reply::NoOps { stream: stream.id, lsn, position, count: short, view };
+                let (len, _) = reply.encode(&mut head);
+                if ring.push(&[&head[..len]]).is_err() {
+                    break Delivery::RingFull;
+                }
+                stream.sent += stream_bytes(0);
+                cursor.lsn = cursor.lsn.plus(short.into());
+            }
+        }
+        delivered.messages += 1;
+    };
+    stream.cursor = Some(cursor);
+    (delivered, end)
+}
+
+/// Where the stream begins: known once windows up to its position are. A log that has dropped the slot already leaves
+/// the cursor unset and is noticed as trimmed.
+fn find(stream: &mut Stream, port: &ShardPort, ledger: &Ledger) -> Option<Cursor> {
+    let lsn = ledger.first_lsn_at(port.shard, stream.from)?;
+    match port.log.seek(lsn) {
+        Ok(cursor) => Some(cursor),
+        // An offset before the head: reading there reports the trim.
+        Err(_) => Some(Cursor { at: 0, lsn }),
+    }
+}

@@ -1,0 +1,100 @@
+//! How the control thread reaches data threads: a mailbox, one command a cycle; and how they answer: notices.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use antelog_protocol::ClientId;
+
+use super::idle::Waker;
+use crate::transport::{DownReason, PeerId};
+
+/// A connection that passed its hand-shake, for the agent that owns the transport.
+#[derive(Debug)]
+pub enum Admission<L> {
+    /// A configured peer.
+    Node {
+        /// Its number at the agent.
+        peer: PeerId,
+        /// The connection.
+        link: L,
+    },
+    /// A client.
+    Client {
+        /// Its session.
+        session: ClientId,
+        /// The connection.
+        link: L,
+        /// Capacity of the ring it receives in, in bytes.
+        ring_bytes: usize,
+    },
+}
+
+/// What an agent tells the control thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A configured peer's connection is gone.
+    PeerDown {
+        /// The agent's name.
+        agent: String,
+        /// The peer's number at the agent.
+        peer: PeerId,
+        /// What was seen.
+        reason: DownReason,
+    },
+    /// Something an operator should read: one line.
+    Warning {
+        /// The agent's name.
+        agent: String,
+        /// What happened, and what to do.
+        text: String,
+    },
+}
+
+/// The sending end of a mailbox.
+#[derive(Debug)]
+pub struct MailSender<M> {
+    sender: Sender<M>,
+    waker: Waker,
+}
+
+impl<M> Clone for MailSender<M> {
+    fn clone(&self) -> Self {
+        MailSender { sender: self.sender.clone(), waker: self.waker.clone() }
+    }
+}
+
+impl<M> MailSender<M> {
+    /// Puts a command into the mailbox and wakes its owner. False when the owner is gone.
+    pub fn send(&self, mail: M) -> bool {
+        let sent = self.sender.send(mail).is_ok();
+        self.waker.wake();
+        sent
+    }
+}
+
+/// The receiving end, owned by an agent.
+#[derive(Debug)]
+pub struct Mailbox<M> {
+    receiver: Receiver<M>,
+    next: Option<M>,
+}
+
+impl<M> Mailbox<M> {
+    /// The next command, if any.
+    pub fn take(&mut self) -> Option<M> {
+        self.next.take().or_else(|| self.receiver.try_recv().ok())
+    }
+
+    /// Whether a command waits.
+    pub fn waits(&mut self) -> bool {
+        if self.next.is_none() {
+            self.next = self.receiver.try_recv().ok();
+        }
+        self.next.is_some()
+    }
+}
+
+/// A mailbox whose owner is woken by `waker`.
+pub fn mailbox<M>(waker: Waker) -> (MailSender<M>, Mailbox<M>) {
+    let (sender, receiver) = channel();
+    (MailSender { sender, waker }, Mailbox { receiver, next: None })
+}
