@@ -1,4 +1,4 @@
 //! antelog
-pub mod cluster;
 #[path = "client/dialer.rs"]
 pub mod client_tcp;
+pub mod cluster;
