@@ -55,7 +55,7 @@ pub fn messages_arrive_once<H: Harness>(harness: &mut H) {
     };
     let mut expected = VecDeque::new();
     let mut refusals = 0;
-    let mut check = |rig: &mut Rig<'_, H>, expected: &mut VecDeque<(u32, usize)>| {
+    let check = |rig: &mut Rig<'_, H>, expected: &mut VecDeque<(u32, usize)>| {
         for (_, seen) in rig.b.seen.drain(..) {
             let (step, len) = expected.pop_front().expect("T4: a message nobody sent");
             assert_eq!(seen, Seen::Received(message(step, len)), "T4: message {step} of {len} bytes");
