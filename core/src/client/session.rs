@@ -415,3 +415,6 @@ fn act_on(change: Change, order: &Order, streams: &mut Streams, appends: &Append
         Change::ViewsMissed => streams.restart_all(order.ledger(), appends, handler),
     }
 }
+
+#[cfg(test)]
+mod tests;
