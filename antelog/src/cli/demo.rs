@@ -186,11 +186,12 @@ fn demo_config(args: &DemoArgs, layout: &Layout) -> Result<Config, Stop> {
     c.name = "demo".into();
     c.record_bytes_max = 8 << 10;
     c.client_ring_bytes = 1 << 20;
-    c.region_bytes = 64 << 20;
+    c.region_bytes = 16 << 20;
     c.retention = Retention::Recycle;
     c.outstanding_max = 4096;
     c.clients_max = 16;
     (config.launch.mode, config.launch.idle) = (layout.mode, layout.idle);
+    config.launch.prefault = true;
     Config::parse(&config.to_string(), &args.set).map_err(|e| Stop::Failed(e.to_string()))
 }
 
