@@ -25,9 +25,10 @@ use antelog_protocol::{ClientId, Position, ShardId};
 
 pub use error::Error;
 pub use subscription::Subscription;
+pub use tcp::TcpDialer;
 
 use completion::{Outcome, Permits, deadline, promise};
-use tcp::{Caller, TcpDialer, first_contact};
+use tcp::{Caller, first_contact};
 use worker::{Append, Command, Handle};
 
 /// Most nodes that a client connects to.
@@ -316,7 +317,7 @@ fn start(options: SessionOptions, caller: Caller) -> Result<(Handle, JoinHandle<
         let network = Options { messages: Some(16), ..Options::default() };
         let session = TcpTransport::new(options.gates_max, network)
             .map_err(|error| error.to_string())
-            .and_then(|tcp| Session::new(tcp, TcpDialer::new(caller), options).map_err(|error| error.to_string()));
+            .and_then(|tcp| Session::new(tcp, TcpDialer::of(caller), options).map_err(|error| error.to_string()));
         match session {
             Ok(session) => {
                 let _ = report.send(Ok(()));

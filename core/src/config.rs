@@ -112,11 +112,20 @@ pub struct LaunchConfig {
     pub first_core: Option<usize>,
     /// Spin even on more threads than there are cores.
     pub force: bool,
+    /// Touch all log memory at start, so that no page fault delays a record: for nodes with memory to spare.
+    pub prefault: bool,
 }
 
 impl Default for LaunchConfig {
     fn default() -> LaunchConfig {
-        LaunchConfig { mode: LaunchMode::Shared, idle: Idle::Park, spin_us: 20, first_core: None, force: false }
+        LaunchConfig {
+            mode: LaunchMode::Shared,
+            idle: Idle::Park,
+            spin_us: 20,
+            first_core: None,
+            force: false,
+            prefault: false,
+        }
     }
 }
 
@@ -437,7 +446,7 @@ impl fmt::Display for Config {
         if let Some(core) = l.first_core {
             writeln!(f, "first_core = {core}")?;
         }
-        writeln!(f, "force = {}", l.force)?;
+        writeln!(f, "force = {}\nprefault = {}", l.force, l.prefault)?;
         for shard in &self.shards {
             writeln!(f, "\n[[shard]]\nid = {}\nquota = {}", shard.id, shard.quota)?;
         }

@@ -43,6 +43,7 @@ pub fn checks<H: Harness>() -> Vec<(&'static str, Check<H>)> {
         ("T1 operations take effect in issue order", basics::order),
         ("T2 bytes are visible before their notification", basics::visibility),
         ("T3 placed covers all earlier operations", basics::placed_is_cumulative),
+        ("T3 placed is never early", basics::placed_is_not_early),
         ("T3 every placed is of a token, rising", basics::placed_rises),
         ("T5 polls fill at most the slice given", basics::bounded_polls),
         ("waiting is announced only when nothing is there", basics::prepare_wait),

@@ -331,6 +331,7 @@ impl Transport for TcpTransport {
     }
 
     fn poll(&mut self, events: &mut [Event]) -> usize {
+        self.ring.disarm();
         self.start_dirty();
         self.enter();
         self.reap();
@@ -380,6 +381,7 @@ impl Transport for TcpTransport {
         self.reap();
         self.start_dirty();
         self.enter();
+        self.ring.arm();
         !self.ready.is_empty() || !self.dirty.is_empty() || self.ring.has_work()
     }
 }

@@ -8,9 +8,10 @@
 use std::fmt;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use antelog_core::mem::Region;
@@ -84,6 +85,10 @@ pub struct Completion {
 /// A submission and a completion queue, used by the thread that made them only.
 pub struct Ring {
     ring: IoUring,
+    /// Signalled by the kernel while armed. Polling the ring's own descriptor does not do: with deferred task work,
+    /// kernels do not wake its waiters when work arrives, only when work was done.
+    wake: OwnedFd,
+    is_armed: bool,
 }
 
 impl Ring {
@@ -115,13 +120,36 @@ impl Ring {
         }
         // Saves a descriptor look-up per system call; everything works without it.
         let _ = ring.submitter().register_ring_fd();
-        ring.submission().sync();
-        Ok(Ring { ring })
+        let wake = event_fd().map_err(|error| SetupError::Os(error.raw_os_error().unwrap_or(0)))?;
+        ring.submitter().register_eventfd(wake.as_raw_fd()).map_err(|error| SetupError::from_setup(&error))?;
+        // A spinning owner should not pay for signals.
+        ring.completion().disable_eventfd();
+        Ok(Ring { ring, wake, is_armed: false })
     }
 
-    /// The ring's descriptor: readable when completions or deferred work wait.
+    /// A descriptor that becomes readable when completions or deferred work arrive after [`arm`](Self::arm).
     pub fn fd(&self) -> RawFd {
-        self.ring.as_raw_fd()
+        self.wake.as_raw_fd()
+    }
+
+    /// Has arrivals signalled from now on. What arrived before is for [`has_work`](Self::has_work) to find, afterwards.
+    pub fn arm(&mut self) {
+        self.ring.completion().enable_eventfd();
+        // Before looking for work: either we see the work, or the kernel sees that we want the signal.
+        fence(Ordering::SeqCst);
+        self.is_armed = true;
+    }
+
+    /// Ends what `arm` began; costs nothing if nothing was armed.
+    #[inline]
+    pub fn disarm(&mut self) {
+        if self.is_armed {
+            self.is_armed = false;
+            self.ring.completion().disable_eventfd();
+            let mut count = 0u64;
+            // SAFETY: reads 8 bytes into 8 bytes. The descriptor does not block: without a signal nothing is read.
+            unsafe { libc::read(self.wake.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
+        }
     }
 
     /// Whether completions, or work that leads to some, wait.
@@ -175,6 +203,13 @@ impl Ring {
         // SAFETY: as above.
         unsafe { self.ring.submission().push(entry) }.is_ok()
     }
+}
+
+fn event_fd() -> io::Result<OwnedFd> {
+    // SAFETY: makes a descriptor, touches no memory.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    // SAFETY: the descriptor is new and nobody else's.
+    if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
 }
 
 fn passing(result: io::Result<usize>) -> Result<(), i32> {

@@ -112,8 +112,8 @@ pub fn node(args: &NodeArgs) -> Outcome {
     let config = load(&args.config, &args.set)?;
     let mut signals = catch_signals()?;
     output::print(&format!("{config}"))?;
-    let cluster = Cluster::start(config, Nodes::One(args.id), to_stderr())
-        .map_err(|e| format!("node {}: {e}", args.id))?;
+    let cluster =
+        Cluster::start(config, Nodes::One(args.id), to_stderr()).map_err(|e| format!("node {}: {e}", args.id))?;
     let entry = cluster.config().node(args.id).cloned();
     let role = entry.as_ref().map(|n| n.role.to_string()).unwrap_or_default();
     let serving = match cluster.client_addresses() {

@@ -70,5 +70,6 @@ fn hex(bytes: &[u8]) -> String {
 /// Runs `tail`.
 pub fn tail(args: &TailArgs) -> Outcome {
     let tail = args.cluster.connect()?.tail()?;
-    if args.json { output::print(&serde_json::json!({ "tail": tail.0 }).to_string()) } else { output::print(&tail.to_string()) }
+    let text = if args.json { serde_json::json!({ "tail": tail.0 }).to_string() } else { tail.to_string() };
+    output::print(&text)
 }

@@ -17,7 +17,7 @@ use antelog_core::node::launch::cores;
 use antelog_core::node::mailbox::{Admission, MailSender, Mailbox, Notice, mailbox};
 use antelog_core::node::sequencer::{Replica, SequencerAgent, SequencerParts};
 use antelog_core::node::shard::{ShardAgent, ShardParts};
-use antelog_core::node::{Agent, AgentBuilder, Idle, Parker, ThreadPlan, Waker, plan};
+use antelog_core::node::{Agent, AgentBuilder, Idle, LaunchMode, Parker, ThreadPlan, Waker, plan};
 use antelog_core::transport::{PeerId, Transport};
 use antelog_net_tcp::{Options, TcpLink, TcpTransport};
 use antelog_protocol::ShardId;
@@ -37,7 +37,10 @@ pub(super) struct Door {
 
 /// Everything that was built.
 pub(super) struct Assembly {
+    /// Threads to start, with their agents; none in launch mode `invoked`.
     pub(super) threads: Vec<ThreadPlan>,
+    /// The agents in launch mode `invoked`, for the caller's own thread.
+    pub(super) invoked: Vec<AgentBuilder>,
     /// The agent of each local node.
     pub(super) doors: Doors,
     pub(super) counters: Vec<Counters>,
@@ -87,6 +90,7 @@ struct Threads {
     /// Thread of each agent.
     of_agent: Vec<usize>,
     next: usize,
+    invoked: Vec<AgentBuilder>,
 }
 
 impl Threads {
@@ -94,10 +98,12 @@ impl Threads {
         let launch = &config.launch;
         let placements =
             plan(launch.mode, agents, cores().len(), launch.idle, launch.force).map_err(|e| e.to_string())?;
-        if placements.is_empty() {
-            return Err("launch.mode = \"invoked\" is for programs that drive the agents themselves".into());
+        let mut threads =
+            Threads { plans: vec![], wakers: vec![], of_agent: vec![0; agents], next: 0, invoked: vec![] };
+        if launch.mode == LaunchMode::Invoked {
+            // Whoever drives the agents does not park them.
+            threads.wakers.push(Waker::none());
         }
-        let mut threads = Threads { plans: vec![], wakers: vec![], of_agent: vec![0; agents], next: 0 };
         for (number, placement) in placements.into_iter().enumerate() {
             let (parker, waker) = Parker::new().map_err(|e| format!("cannot make an eventfd: {e}"))?;
             let core = match launch.first_core {
@@ -128,7 +134,10 @@ impl Threads {
     fn add(&mut self, builder: AgentBuilder) {
         let thread = self.of_agent[self.next];
         self.next += 1;
-        self.plans[thread].agents.push(builder);
+        match self.plans.get_mut(thread) {
+            Some(plan) => plan.agents.push(builder),
+            None => self.invoked.push(builder),
+        }
     }
 }
 
@@ -174,7 +183,8 @@ pub(super) fn assemble(config: &Config, local: &BTreeSet<u16>, notices: &Sender<
     for builder in builders {
         assembler.threads.add(builder);
     }
-    Ok(Assembly { threads: assembler.threads.plans, doors: assembler.doors, counters: assembler.counters })
+    let Assembler { threads, doors, counters, .. } = assembler;
+    Ok(Assembly { threads: threads.plans, invoked: threads.invoked, doors, counters })
 }
 
 impl Assembler<'_> {

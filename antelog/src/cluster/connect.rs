@@ -348,7 +348,8 @@ impl Dialers {
         }
         let lost = Arc::new(Mutex::new(lost));
         let (senders, log) = (lost.clone(), log.clone());
-        threads.push(std::thread::spawn(move || listen(&heard, &senders, &log)));
+        // Ends when the last agent is gone, which in launch mode `invoked` may be after this.
+        std::thread::spawn(move || listen(&heard, &senders, &log));
         Dialers { lost, threads, failure }
     }
 

@@ -12,7 +12,7 @@ use std::sync::mpsc::channel;
 
 use antelog_core::config::{Config, Role};
 use antelog_core::counters::Counters;
-use antelog_core::node::Running;
+use antelog_core::node::{Invoked, LaunchMode, Running};
 use antelog_net_tcp::ListenerHandle;
 
 pub use connect::Dialers;
@@ -40,12 +40,29 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts nodes of a validated configuration. With [`Nodes::All`], port 0 in an address lets the system choose.
+    /// Starts nodes of a validated configuration on threads of their own. With [`Nodes::All`], port 0 in an address lets
+    /// the system choose.
     ///
     /// # Errors
     /// One line: what was tried, on what, and what to do.
     pub fn start(config: Config, nodes: Nodes, log: OperatorLog) -> Result<Cluster, String> {
-        let mut config = config;
+        if config.launch.mode == LaunchMode::Invoked {
+            return Err("launch.mode = \"invoked\" is for programs that drive the agents: use Cluster::invoked".into());
+        }
+        Cluster::set_up(config, nodes, log).map(|(cluster, _)| cluster)
+    }
+
+    /// Starts nodes whose agents the caller drives on its own thread, by calling [`Invoked::step`] again and again: launch
+    /// mode `invoked`. Drop the agents before the cluster.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn invoked(mut config: Config, nodes: Nodes, log: OperatorLog) -> Result<(Cluster, Invoked), String> {
+        config.launch.mode = LaunchMode::Invoked;
+        Cluster::set_up(config, nodes, log)
+    }
+
+    fn set_up(mut config: Config, nodes: Nodes, log: OperatorLog) -> Result<(Cluster, Invoked), String> {
         let local: BTreeSet<u16> = match nodes {
             Nodes::All => config.nodes.iter().map(|n| n.id).collect(),
             Nodes::One(id) if config.node(id).is_some() => BTreeSet::from([id]),
@@ -60,17 +77,19 @@ impl Cluster {
         let assembly = assemble::assemble(&config, &local, &notices)?;
         // The notices end when the last agent is gone.
         drop(notices);
+        let invoked = Invoked::build(assembly.invoked)?;
         let running = antelog_core::node::launch(assembly.threads).map_err(|e| e.to_string())?;
         let listeners = connect::serve(ports, &config, &assembly.doors, &log)?;
         let dialers = Dialers::start(&config, &assembly.doors, heard, &log);
-        Ok(Cluster {
+        let cluster = Cluster {
             running: Some(running),
             dialers: Some(dialers),
             listeners,
             clients,
             counters: assembly.counters,
             config,
-        })
+        };
+        Ok((cluster, invoked))
     }
 
     /// Addresses on which clients are served here, as bound.

@@ -117,6 +117,35 @@ pub fn placed_is_cumulative<H: Harness>(harness: &mut H) {
     assert_eq!(rig.b.seen, [], "a write without notification was reported");
 }
 
+/// T3: an acknowledgement of one write says nothing about the next, which the peer has not looked at yet.
+pub fn placed_is_not_early<H: Harness>(harness: &mut H) {
+    let mut rig = Rig::new(harness);
+    fill_source(&mut rig);
+    for step in 0..100u64 {
+        let (first, second) = (2 * step, 2 * step + 1);
+        let offset = |token: u64| token as usize * 4096;
+        rig.insist("a write is accepted", |rig| rig.a.write(Rig::<H>::B, offset(first), 4096, Some(1), Some(first)));
+        rig.until("it arrives", |rig| {
+            rig.a.transport.flush();
+            rig.b.poll();
+            !rig.b.seen.is_empty()
+        });
+        rig.b.transport.flush();
+        rig.b.seen.clear();
+        rig.insist("a write is accepted", |rig| rig.a.write(Rig::<H>::B, offset(second), 4096, None, Some(second)));
+        for _ in 0..20 {
+            rig.a.transport.flush();
+            rig.harness.step();
+            rig.a.poll();
+        }
+        if rig.a.placed() == Some(second) {
+            let there = copy(&rig.b.exposed[0], offset(second), 4096) == copy(&rig.a.source, offset(second), 4096);
+            assert!(there, "T3: write {second} is said to be placed and is not there");
+        }
+        rig.until("both are placed", |rig| rig.a.placed() == Some(second));
+    }
+}
+
 /// T3: tokens are reported in order, perhaps not all, but the last for sure, and never before their effect.
 pub fn placed_rises<H: Harness>(harness: &mut H) {
     let mut rig = Rig::new(harness);

@@ -1,5 +1,7 @@
 //! How the control thread reaches data threads: a mailbox, one command a cycle; and how they answer: notices.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use antelog_protocol::ClientId;
@@ -53,12 +55,14 @@ pub enum Notice {
 #[derive(Debug)]
 pub struct MailSender<M> {
     sender: Sender<M>,
+    /// Commands sent so far.
+    sent: Arc<AtomicUsize>,
     waker: Waker,
 }
 
 impl<M> Clone for MailSender<M> {
     fn clone(&self) -> Self {
-        MailSender { sender: self.sender.clone(), waker: self.waker.clone() }
+        MailSender { sender: self.sender.clone(), sent: self.sent.clone(), waker: self.waker.clone() }
     }
 }
 
@@ -66,35 +70,42 @@ impl<M> MailSender<M> {
     /// Puts a command into the mailbox and wakes its owner. False when the owner is gone.
     pub fn send(&self, mail: M) -> bool {
         let sent = self.sender.send(mail).is_ok();
+        self.sent.fetch_add(1, Ordering::Release);
         self.waker.wake();
         sent
     }
 }
 
-/// The receiving end, owned by an agent.
+/// The receiving end, owned by an agent. Looking into an empty one costs a load.
 #[derive(Debug)]
 pub struct Mailbox<M> {
     receiver: Receiver<M>,
-    next: Option<M>,
+    sent: Arc<AtomicUsize>,
+    taken: usize,
 }
 
 impl<M> Mailbox<M> {
     /// The next command, if any.
+    #[inline]
     pub fn take(&mut self) -> Option<M> {
-        self.next.take().or_else(|| self.receiver.try_recv().ok())
+        if !self.waits() {
+            return None;
+        }
+        let mail = self.receiver.try_recv().ok()?;
+        self.taken += 1;
+        Some(mail)
     }
 
     /// Whether a command waits.
-    pub fn waits(&mut self) -> bool {
-        if self.next.is_none() {
-            self.next = self.receiver.try_recv().ok();
-        }
-        self.next.is_some()
+    #[inline]
+    pub fn waits(&self) -> bool {
+        self.sent.load(Ordering::Acquire) != self.taken
     }
 }
 
 /// A mailbox whose owner is woken by `waker`.
 pub fn mailbox<M>(waker: Waker) -> (MailSender<M>, Mailbox<M>) {
     let (sender, receiver) = channel();
-    (MailSender { sender, waker }, Mailbox { receiver, next: None })
+    let sent = Arc::new(AtomicUsize::new(0));
+    (MailSender { sender, sent: sent.clone(), waker }, Mailbox { receiver, sent, taken: 0 })
 }

@@ -80,8 +80,8 @@ impl std::error::Error for PlanError {}
 /// Spreads `agents` agents over threads. `cores` is how many cores the process may use; `force` accepts spinning on more
 /// threads than that.
 ///
-/// Threads are pinned from core 0 upwards when each gets a core of its own and they do not park: a parked thread gains more from
-/// waking up on whatever core is free.
+/// Threads are pinned from core 0 upwards when each gets a core of its own and they do not park: a parked thread gains
+/// more from waking up on whatever core is free.
 ///
 /// # Errors
 /// [`PlanError`] when more threads than cores would spin.

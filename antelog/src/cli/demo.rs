@@ -1,0 +1,254 @@
+//! `demo`: fixed ordering with speculation beside free ordering, on fresh embedded clusters, with a real client.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use antelog::TcpDialer;
+use antelog::cluster::{Cluster, Nodes};
+use antelog_core::client::session::{AppendError, Session, SessionOptions};
+use antelog_core::client::{Record, SessionHandler, Slot, SubscriptionId};
+use antelog_core::config::Config;
+use antelog_core::log::Retention;
+use antelog_core::node::launch::cores;
+use antelog_core::node::{Idle, LaunchMode, now_ns};
+use antelog_net_tcp::{Options, TcpTransport};
+use antelog_profile::consumer::{Compute, ConsumerConfig};
+use antelog_profile::demo::{self, Bench, DemoConfig, Labels, report};
+use antelog_profile::load::{Arrivals, LoadConfig};
+use antelog_profile::log::{Counted, Host, Log, LogError, RealClock};
+use antelog_protocol::client::{Event, Scope};
+use antelog_protocol::{ClientId, Ordering, Position, Refusal, ShardId};
+use clap::Args;
+
+use super::nodes::embedded_config;
+use super::{Outcome, Stop, output};
+
+/// Time for a fresh cluster to answer its first client.
+const CONNECT_TIME: Duration = Duration::from_secs(5);
+
+#[derive(Args)]
+pub struct DemoArgs {
+    /// Seconds of load, all modes and repetitions together
+    #[arg(long, value_name = "N", default_value_t = 15.0)]
+    seconds: f64,
+    /// Also write the result as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Repetitions of each mode
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repetitions: u32,
+    /// Records of 4 KiB per second and shard
+    #[arg(long, value_name = "N", default_value_t = 16_000.0)]
+    rate: f64,
+    /// Milliseconds of compute per batch
+    #[arg(long, value_name = "MS", default_value_t = 1.5)]
+    compute_ms: f64,
+    /// Batches the consumer computes at a time: 1 is a serial consumer
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
+    workers: u16,
+    /// Shards, each a primary and a backup
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=16))]
+    shards: u16,
+    /// Poisson arrivals instead of regular ones
+    #[arg(long)]
+    poisson: bool,
+    /// Change a key of [cluster] or [launch], like cluster.tick_us=500
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+/// Starts clusters and connects to them.
+struct DemoBench {
+    config: Config,
+    /// Yield the core when there is nothing to do, because others need it.
+    yields: bool,
+    cluster: Option<Cluster>,
+}
+
+/// One client of one cluster.
+struct DemoLog {
+    session: Session<TcpTransport, TcpDialer>,
+}
+
+impl Log for DemoLog {
+    fn append(&mut self, shard: ShardId, record: &[u8]) -> Result<u64, LogError> {
+        self.session.append(shard, record).map_err(|error| match error {
+            AppendError::Full | AppendError::NotConnectedYet => LogError::Full,
+            other => LogError::Failed(other.to_string()),
+        })
+    }
+
+    fn subscribe_all(&mut self, from: Position) {
+        self.session.subscribe(Scope::All, from);
+    }
+
+    fn poll<H: SessionHandler>(&mut self, now_ns: u64, handler: &mut H) -> usize {
+        self.session.duty_cycle(now_ns, handler)
+    }
+}
+
+/// Waits for the first connection.
+#[derive(Default)]
+struct Connecting {
+    error: Option<String>,
+}
+
+impl SessionHandler for Connecting {
+    fn on_acknowledged(&mut self, _: ShardId, _: u64, _: Position) {}
+    fn on_refused(&mut self, _: ShardId, _: u64, _: Refusal) {}
+    fn on_event(&mut self, _: SubscriptionId, _: Event<Record>) {}
+    fn on_trimmed(&mut self, _: SubscriptionId, _: Position) {}
+    fn on_read(&mut self, _: u64, _: Position, _: Slot) {}
+    fn on_tail(&mut self, _: u64, _: Position) {}
+    fn on_connection(&mut self, address: &str, error: Option<&str>) {
+        self.error = error.map(|e| format!("{address}: {e}"));
+    }
+}
+
+impl Host for DemoBench {
+    fn idle(&mut self, work: usize, _until_ns: u64) {
+        match (work, self.yields) {
+            (0, true) => std::thread::yield_now(),
+            (0, false) => std::hint::spin_loop(),
+            _ => {}
+        }
+    }
+
+    fn counted(&mut self) -> Counted {
+        self.cluster.as_ref().map_or_else(Counted::default, |cluster| Counted {
+            record_slots: cluster.counter("shard", "records"),
+            no_op_slots: cluster.counter("shard", "no_ops"),
+        })
+    }
+}
+
+impl Bench for DemoBench {
+    type Log = DemoLog;
+
+    fn start(&mut self, mode: Ordering, _repetition: u32) -> Result<DemoLog, String> {
+        let mut config = self.config.clone();
+        config.cluster.ordering = mode;
+        let ring_bytes = config.cluster.client_ring_bytes;
+        let cluster = Cluster::start(config, Nodes::All, std::sync::Arc::new(|_: &str| {}))?;
+        let seeds = cluster.client_addresses().to_vec();
+        self.cluster = Some(cluster);
+        let mut id = [0; 16];
+        getrandom::fill(&mut id).map_err(|e| format!("the operating system gives no random numbers: {e}"))?;
+        let client = ClientId(u128::from_le_bytes(id));
+        let transport = TcpTransport::new(4, Options::default()).map_err(|e| e.to_string())?;
+        let dialer = TcpDialer::new(client, "demo", ring_bytes);
+        let options = SessionOptions { ring_bytes, gates_max: 4, ..SessionOptions::new(client, seeds) };
+        let mut session = Session::new(transport, dialer, options).map_err(|e| e.to_string())?;
+        let started = Instant::now();
+        let mut connecting = Connecting::default();
+        while session.map().is_none() {
+            session.duty_cycle(now_ns(), &mut connecting);
+            if started.elapsed() > CONNECT_TIME {
+                let why = connecting.error.unwrap_or_else(|| "no answer".into());
+                return Err(format!("the cluster did not come up: {why}"));
+            }
+            std::thread::yield_now();
+        }
+        Ok(DemoLog { session })
+    }
+
+    fn stop(&mut self, log: DemoLog) -> Result<(), String> {
+        drop(log);
+        self.cluster.take().and_then(Cluster::stop).map_or(Ok(()), Err)
+    }
+}
+
+/// How the cluster shares this machine with the client: decided by the number of cores (`PROTOCOL`-independent).
+struct Layout {
+    mode: LaunchMode,
+    idle: Idle,
+    /// Core of the client's thread.
+    client_core: Option<usize>,
+}
+
+fn layout(cores: usize, agents: usize) -> Layout {
+    if cores > agents {
+        // A core for every agent and one for the client.
+        Layout { mode: LaunchMode::Dedicated, idle: Idle::Spin, client_core: Some(agents) }
+    } else if cores >= 2 {
+        // The whole cluster spins on one core and the client on another: waking a parked thread costs far more than
+        // a turn of the shared loop.
+        Layout { mode: LaunchMode::Shared, idle: Idle::Spin, client_core: Some(1) }
+    } else {
+        Layout { mode: LaunchMode::Shared, idle: Idle::Yield, client_core: None }
+    }
+}
+
+fn demo_config(args: &DemoArgs, layout: &Layout) -> Result<Config, Stop> {
+    let quota = (args.rate * 0.001).round().max(1.0) as u32;
+    let mut config = embedded_config(args.shards, "127.0.0.1:0", quota);
+    let c = &mut config.cluster;
+    c.name = "demo".into();
+    c.record_bytes_max = 8 << 10;
+    c.client_ring_bytes = 1 << 20;
+    c.region_bytes = 16 << 20;
+    c.retention = Retention::Recycle;
+    c.outstanding_max = 4096;
+    c.clients_max = 16;
+    (config.launch.mode, config.launch.idle) = (layout.mode, layout.idle);
+    config.launch.prefault = true;
+    Config::parse(&config.to_string(), &args.set).map_err(|e| Stop::Failed(e.to_string()))
+}
+
+/// Runs `demo`.
+pub fn run(args: &DemoArgs) -> Outcome {
+    let available = cores().len();
+    let layout = layout(available, 2 + 2 * usize::from(args.shards));
+    let config = demo_config(args, &layout)?;
+    if !(args.rate > 0.0 && args.rate <= 10_000_000.0) {
+        return Err(Stop::Failed(format!("--rate {}: expected records per second and shard", args.rate)));
+    }
+    if !(args.compute_ms >= 0.0 && args.compute_ms <= 10_000.0) {
+        return Err(Stop::Failed(format!("--compute-ms {}: expected milliseconds up to 10000", args.compute_ms)));
+    }
+    let mut seed = [0; 8];
+    getrandom::fill(&mut seed).map_err(|e| format!("the operating system gives no random numbers: {e}"))?;
+    let demo = DemoConfig {
+        modes: vec![Ordering::FreeTick, Ordering::FreeEvent, Ordering::Fixed],
+        repetitions: args.repetitions,
+        seconds: args.seconds,
+        warm_up_ns: 200_000_000,
+        drain_ns: 5_000_000_000,
+        load: LoadConfig {
+            shards: (0..args.shards).map(ShardId).collect(),
+            rate_per_s: args.rate,
+            record_bytes: 4096,
+            arrivals: if args.poisson { Arrivals::Poisson } else { Arrivals::Regular },
+            seed: u64::from_le_bytes(seed),
+        },
+        consumer: ConsumerConfig {
+            compute_ns: (args.compute_ms * 1e6) as u64,
+            workers: args.workers.into(),
+            kind: Compute::Timed,
+        },
+        seed: u64::from_le_bytes(seed),
+        quiet: false,
+        labels: Labels {
+            transport: "tcp (io_uring, loopback)".into(),
+            durability: "replicated".into(),
+            launch: format!("{} + {}", config.launch.mode, config.launch.idle),
+            cores: available,
+        },
+    };
+    let yields = layout.client_core.is_none();
+    let mut bench = DemoBench { config, yields, cluster: None };
+    // The client's thread is pinned beside the cluster's; this one keeps its freedom for what comes after.
+    let client = std::thread::Builder::new().name("antelog-demo".into()).spawn(move || {
+        if let Some(core) = layout.client_core {
+            core_affinity::set_for_current(cores()[core]);
+        }
+        demo::run(&mut bench, &RealClock, demo)
+    });
+    let client = client.map_err(|e| format!("cannot start a thread: {e}"))?;
+    let result = client.join().map_err(|_| "the demo's thread panicked: this is a bug, see above".to_owned())??;
+    output::print(report::table(&result).trim_end())?;
+    if let Some(path) = &args.json {
+        output::write_file(path, &format!("{:#}\n", report::json(&result)))?;
+    }
+    Ok(())
+}

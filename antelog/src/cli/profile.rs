@@ -1,0 +1,39 @@
+//! `profile`: measurements.
+
+use std::path::PathBuf;
+
+use antelog_profile::floor::{self, FloorConfig};
+use clap::{Args, Subcommand};
+
+use super::{Outcome, Stop, output};
+
+#[derive(Subcommand)]
+pub enum ProfileCommand {
+    /// What the network alone costs on the cores the demo uses: 4 KiB → 64 B round trips, spinning and parked
+    Floor(FloorArgs),
+}
+
+#[derive(Args)]
+pub struct FloorArgs {
+    /// Also write the result as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Seconds of each measurement
+    #[arg(long, value_name = "N", default_value_t = 2.0)]
+    seconds: f64,
+}
+
+/// Runs `profile`.
+pub fn run(command: &ProfileCommand) -> Outcome {
+    let ProfileCommand::Floor(args) = command;
+    if !(args.seconds > 0.0 && args.seconds <= 3600.0) {
+        return Err(Stop::Failed(format!("--seconds {}: expected more than 0", args.seconds)));
+    }
+    let config = FloorConfig { cores: floor::available_cores(), each_ns: (args.seconds * 1e9) as u64 };
+    let floor = floor::measure(&config)?;
+    output::print(floor.table().trim_end())?;
+    if let Some(path) = &args.json {
+        output::write_file(path, &format!("{:#}\n", floor.json()))?;
+    }
+    Ok(())
+}
