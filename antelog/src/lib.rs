@@ -1,4 +1,14 @@
-//! antelog
-#[path = "client/dialer.rs"]
-pub mod client_tcp;
+//! antelog: a high-performance speculative shared log.
+//!
+//! Writers append records to shards; every record gets a position in one total order. Records are delivered before their
+//! position is bound, with the predicted one; a confirmation follows, and the prediction fails only when a whole
+//! shard is lost. Start with [`Client`].
+
+mod client;
 pub mod cluster;
+
+pub use antelog_core::client::{Record, Slot};
+pub use antelog_protocol::client::{Event, Scope};
+pub use antelog_protocol::wire::session::ClusterMap;
+pub use antelog_protocol::{ClientId, Position, Refusal, ShardId};
+pub use client::{Client, ClientOptions, DrivenSession, Error, Pending, Subscription, driven_session};

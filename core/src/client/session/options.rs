@@ -61,7 +61,7 @@ impl SessionOptions {
     pub fn new(client: ClientId, seeds: Vec<String>) -> SessionOptions {
         SessionOptions {
             client,
-            ring_bytes: 4 << 20,
+            ring_bytes: 8 << 20,
             seeds,
             stream_credit_bytes: 1 << 20,
             backoff_min_ns: 10_000_000,

@@ -1,0 +1,89 @@
+//! Everything that can go wrong with a client, each in one line: what happened, where, and what to do about it.
+
+use std::fmt;
+use std::time::Duration;
+
+use antelog_protocol::{Position, Refusal, ShardId};
+
+/// Why an operation of a [`Client`](crate::Client) failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Error {
+    /// No address was given.
+    NoAddress,
+    /// No node let us in.
+    Connect {
+        /// What came of each address.
+        attempts: Vec<String>,
+    },
+    /// This machine cannot run a client.
+    System(String),
+    /// The record is larger than the cluster takes. Nothing was appended.
+    TooLarge {
+        /// The record's size in bytes.
+        bytes: usize,
+        /// The cluster's `record_bytes_max`.
+        limit_bytes: usize,
+    },
+    /// The cluster has no such shard.
+    UnknownShard {
+        /// The shard asked for.
+        shard: ShardId,
+        /// The shards there are.
+        shards: Vec<ShardId>,
+    },
+    /// The shard refused the append.
+    Refused {
+        /// The shard.
+        shard: ShardId,
+        /// Its reason.
+        refusal: Refusal,
+    },
+    /// The log begins above what the subscription wants next.
+    Trimmed {
+        /// The first position still there.
+        head: Position,
+    },
+    /// No answer in time; the operation was given up.
+    Timeout {
+        /// What was asked.
+        what: String,
+        /// How long was waited.
+        after: Duration,
+        /// What is wrong with the connections, if anything is.
+        problem: Option<String>,
+    },
+    /// The client's thread has ended: by a panic, for it does not end otherwise while anybody uses it. Whether an
+    /// append that waited was written is not known.
+    Closed,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::NoAddress => write!(f, "no address of the cluster was given; name at least one node, as host:port"),
+            Error::Connect { attempts } => write!(f, "cannot connect to the cluster: {}", attempts.join("; ")),
+            Error::System(what) => write!(f, "this machine cannot run a client: {what}"),
+            Error::TooLarge { bytes, limit_bytes } => write!(
+                f,
+                "the record of {bytes} bytes is larger than this cluster's limit of {limit_bytes} (record_bytes_max); \
+                 split it, or raise the limit"
+            ),
+            Error::UnknownShard { shard, shards } => {
+                write!(f, "the cluster has no shard {shard}; its shards are")?;
+                shards.iter().try_for_each(|shard| write!(f, " {shard}"))
+            }
+            Error::Refused { shard, refusal } => write!(f, "shard {shard} refused the append: {refusal}"),
+            Error::Trimmed { head } => {
+                write!(f, "the log no longer has what comes next: it begins at position {head}; subscribe from there")
+            }
+            Error::Timeout { what, after, problem } => {
+                write!(f, "no answer to {what} within {after:?}")?;
+                problem.iter().try_for_each(|problem| write!(f, "; {problem}"))
+            }
+            Error::Closed => write!(f, "the client's thread has ended; connect again"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
