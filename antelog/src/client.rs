@@ -4,6 +4,7 @@
 //! any number of threads; the thread ends when the last handle, [`Pending`] and [`Subscription`] is gone.
 
 mod completion;
+mod driven;
 mod error;
 mod subscription;
 mod tcp;
@@ -23,12 +24,12 @@ use antelog_protocol::client::Scope;
 use antelog_protocol::wire::session::ClusterMap;
 use antelog_protocol::{ClientId, Position, ShardId};
 
+pub use driven::{DrivenSession, driven_session};
 pub use error::Error;
 pub use subscription::Subscription;
-pub use tcp::TcpDialer;
 
 use completion::{Outcome, Permits, deadline, promise};
-use tcp::{Caller, first_contact};
+use tcp::{Caller, TcpDialer, first_contact};
 use worker::{Append, Command, Handle};
 
 /// Most nodes that a client connects to.
@@ -91,7 +92,6 @@ struct Inner {
     options: ClientOptions,
     /// Per shard of the map.
     permits: Vec<Arc<Permits>>,
-    next_shard: AtomicU64,
     next_token: AtomicU64,
 }
 
@@ -131,7 +131,6 @@ impl Client {
             client,
             options,
             permits,
-            next_shard: AtomicU64::new(client.0 as u64),
             next_token: AtomicU64::new(0),
         })))
     }
@@ -153,8 +152,8 @@ impl Client {
 
     /// Appends a record and waits until it is bound to a position, for ever.
     ///
-    /// `shard: None` takes the shards in turn, beginning with one at random; the order of records on different shards is
-    /// that of their positions and nothing else. Waits however long the cluster is away: the record is sent again after
+    /// `shard: None` means this client's own shard, chosen at random when it connected: so all its records keep their order,
+    /// and many clients spread over the shards. Waits however long the cluster is away: the record is sent again after
     /// every lost connection and never appended twice.
     ///
     /// # Errors
@@ -179,7 +178,7 @@ impl Client {
         }
         let index = match shard.into() {
             Some(shard) => self.shard_index(shard)?,
-            None => (self.0.next_shard.fetch_add(1, Ordering::Relaxed) % self.0.map.shards.len() as u64) as usize,
+            None => (self.0.client.0 % self.0.map.shards.len() as u128) as usize,
         };
         let (promise, outcome) = promise();
         let permit = Permits::take(&self.0.permits[index]);
@@ -317,7 +316,7 @@ fn start(options: SessionOptions, caller: Caller) -> Result<(Handle, JoinHandle<
         let network = Options { messages: Some(16), ..Options::default() };
         let session = TcpTransport::new(options.gates_max, network)
             .map_err(|error| error.to_string())
-            .and_then(|tcp| Session::new(tcp, TcpDialer::of(caller), options).map_err(|error| error.to_string()));
+            .and_then(|tcp| Session::new(tcp, TcpDialer::new(caller), options).map_err(|error| error.to_string()));
         match session {
             Ok(session) => {
                 let _ = report.send(Ok(()));

@@ -11,4 +11,4 @@ pub use antelog_core::client::{Record, Slot};
 pub use antelog_protocol::client::{Event, Scope};
 pub use antelog_protocol::wire::session::ClusterMap;
 pub use antelog_protocol::{ClientId, Position, Refusal, ShardId};
-pub use client::{Client, ClientOptions, Error, Pending, Subscription, TcpDialer};
+pub use client::{Client, ClientOptions, DrivenSession, Error, Pending, Subscription, driven_session};

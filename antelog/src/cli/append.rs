@@ -70,8 +70,7 @@ impl Pipeline {
     fn wait_one(&mut self) -> Outcome {
         let number = self.tally.records - self.pending.len() as u64 + 1;
         let Some(pending) = self.pending.pop_front() else { return Ok(()) };
-        let position =
-            pending.wait().map_err(|e| Stop::Failed(format!("record {number} was not appended: {e}")))?;
+        let position = pending.wait().map_err(|e| Stop::Failed(format!("record {number} was not appended: {e}")))?;
         self.tally.first.get_or_insert(position);
         self.tally.last = Some(position);
         Ok(())
@@ -88,9 +87,7 @@ impl Pipeline {
 /// Runs `append`.
 pub fn run(args: &AppendArgs) -> Outcome {
     let input: Box<dyn Read> = match &args.file {
-        Some(path) => {
-            Box::new(File::open(path).map_err(|e| format!("cannot open {}: {e}", path.display()))?)
-        }
+        Some(path) => Box::new(File::open(path).map_err(|e| format!("cannot open {}: {e}", path.display()))?),
         None => Box::new(io::stdin().lock()),
     };
     let client = args.cluster.connect()?;

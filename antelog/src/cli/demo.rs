@@ -3,21 +3,20 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use antelog::TcpDialer;
 use antelog::cluster::{Cluster, Nodes};
-use antelog_core::client::session::{AppendError, Session, SessionOptions};
+use antelog::{ClientOptions, DrivenSession, driven_session};
+use antelog_core::client::session::AppendError;
 use antelog_core::client::{Record, SessionHandler, Slot, SubscriptionId};
 use antelog_core::config::Config;
 use antelog_core::log::Retention;
 use antelog_core::node::launch::cores;
 use antelog_core::node::{Idle, LaunchMode, now_ns};
-use antelog_net_tcp::{Options, TcpTransport};
 use antelog_profile::consumer::{Compute, ConsumerConfig};
 use antelog_profile::demo::{self, Bench, DemoConfig, Labels, report};
 use antelog_profile::load::{Arrivals, LoadConfig};
 use antelog_profile::log::{Counted, Host, Log, LogError, RealClock};
 use antelog_protocol::client::{Event, Scope};
-use antelog_protocol::{ClientId, Ordering, Position, Refusal, ShardId};
+use antelog_protocol::{Ordering, Position, Refusal, ShardId};
 use clap::Args;
 
 use super::nodes::embedded_config;
@@ -67,7 +66,7 @@ struct DemoBench {
 
 /// One client of one cluster.
 struct DemoLog {
-    session: Session<TcpTransport, TcpDialer>,
+    session: DrivenSession,
 }
 
 impl Log for DemoLog {
@@ -128,17 +127,10 @@ impl Bench for DemoBench {
     fn start(&mut self, mode: Ordering, _repetition: u32) -> Result<DemoLog, String> {
         let mut config = self.config.clone();
         config.cluster.ordering = mode;
-        let ring_bytes = config.cluster.client_ring_bytes;
         let cluster = Cluster::start(config, Nodes::All, std::sync::Arc::new(|_: &str| {}))?;
         let seeds = cluster.client_addresses().to_vec();
         self.cluster = Some(cluster);
-        let mut id = [0; 16];
-        getrandom::fill(&mut id).map_err(|e| format!("the operating system gives no random numbers: {e}"))?;
-        let client = ClientId(u128::from_le_bytes(id));
-        let transport = TcpTransport::new(4, Options::default()).map_err(|e| e.to_string())?;
-        let dialer = TcpDialer::new(client, "demo", ring_bytes);
-        let options = SessionOptions { ring_bytes, gates_max: 4, ..SessionOptions::new(client, seeds) };
-        let mut session = Session::new(transport, dialer, options).map_err(|e| e.to_string())?;
+        let mut session = driven_session(&ClientOptions::new(seeds)).map_err(|e| e.to_string())?;
         let started = Instant::now();
         let mut connecting = Connecting::default();
         while session.map().is_none() {

@@ -2,14 +2,18 @@
 //!
 //! Exit codes: 0 done, 1 failed (one line on standard error says why), 2 wrong usage.
 
+mod append;
 mod demo;
 mod nodes;
 mod output;
 mod profile;
+mod query;
+mod subscribe;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use antelog::{Client, ClientOptions};
+use clap::{Args, Parser, Subcommand};
 
 /// Where `antelog dev` serves clients, and where the client commands look.
 pub const DEFAULT_ADDRESS: &str = "127.0.0.1:7411";
@@ -48,11 +52,40 @@ enum Command {
         #[command(subcommand)]
         command: nodes::ConfigCommand,
     },
+    /// Append records from a file or standard input
+    Append(append::AppendArgs),
+    /// Follow the log: records in order, confirmed or as they are speculated
+    Subscribe(subscribe::SubscribeArgs),
+    /// Print the record at a position
+    Read(query::ReadArgs),
+    /// Print the first position that is not bound
+    Tail(query::TailArgs),
     /// Measure
     Profile {
         #[command(subcommand)]
         command: profile::ProfileCommand,
     },
+}
+
+/// How client commands find the cluster.
+#[derive(Args, Clone)]
+pub struct ClusterArgs {
+    /// Addresses of gates (host:port); any one that answers is enough
+    #[arg(long, value_name = "ADDR[,ADDR…]", value_delimiter = ',', default_value = DEFAULT_ADDRESS, env = "ANTELOG_CLUSTER")]
+    cluster: Vec<String>,
+    /// Refuse to talk to a cluster of another name
+    #[arg(long, value_name = "NAME")]
+    cluster_name: Option<String>,
+}
+
+impl ClusterArgs {
+    fn connect(&self) -> Result<Client, String> {
+        let mut options = ClientOptions::new(self.cluster.iter().cloned());
+        if let Some(name) = &self.cluster_name {
+            options.cluster_name = name.clone();
+        }
+        Client::connect(options).map_err(|e| e.to_string())
+    }
 }
 
 /// Runs the command line.
@@ -63,6 +96,10 @@ pub fn main() -> ExitCode {
         Command::Dev(args) => nodes::dev(&args),
         Command::Node(args) => nodes::node(&args),
         Command::Config { command } => nodes::config(&command),
+        Command::Append(args) => append::run(&args),
+        Command::Subscribe(args) => subscribe::run(&args),
+        Command::Read(args) => query::read(&args),
+        Command::Tail(args) => query::tail(&args),
         Command::Profile { command } => profile::run(&command),
     };
     match result {
@@ -87,6 +124,12 @@ pub enum Stop {
 impl From<String> for Stop {
     fn from(text: String) -> Stop {
         Stop::Failed(text)
+    }
+}
+
+impl From<antelog::Error> for Stop {
+    fn from(error: antelog::Error) -> Stop {
+        Stop::Failed(error.to_string())
     }
 }
 

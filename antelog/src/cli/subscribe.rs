@@ -79,7 +79,8 @@ pub fn run(args: &SubscribeArgs) -> Outcome {
             }
             Event::Fail { from } => waiting.retain(|w| w.position < from),
             Event::Confirm { upto } => {
-                while let Some(next) = waiting.pop_front_if(|w| w.position < upto) {
+                while waiting.front().is_some_and(|w| w.position < upto) {
+                    let Some(next) = waiting.pop_front() else { break };
                     if end.is_none_or(|end| next.position < end) {
                         if !args.events {
                             show_record(&mut output, &next, args)?;

@@ -23,9 +23,6 @@ use super::error::Error;
 /// The ring that the first contact asks for: the smallest that any cluster grants. Nothing is ever sent through it.
 const FIRST_RING_BYTES: u64 = antelog_core::channel::CAPACITY_BYTES_MIN as u64;
 
-/// Time for an attempt with its hand-shake, unless the owner says otherwise.
-const DIAL_TIME: Duration = Duration::from_secs(3);
-
 /// Whom to call, and as whom.
 #[derive(Clone, Debug)]
 pub(super) struct Caller {
@@ -113,21 +110,14 @@ struct Answers {
     waker: Option<Waker>,
 }
 
-/// A session's dialer over TCP, for programs that drive a session of their own instead of using a
-/// [`Client`](crate::Client).
+/// Connects a session to gates, each attempt on a short-lived thread.
 pub struct TcpDialer {
     caller: Caller,
     answers: Arc<Mutex<Answers>>,
 }
 
 impl TcpDialer {
-    /// A dialer for the session of `client`, whose rings have `ring_bytes`. `cluster` may be empty: any cluster will do.
-    pub fn new(client: ClientId, cluster: &str, ring_bytes: usize) -> TcpDialer {
-        let (cluster, ring_bytes) = (cluster.to_owned(), ring_bytes as u64);
-        TcpDialer::of(Caller { cluster, client, ring_bytes, timeout: DIAL_TIME })
-    }
-
-    pub(super) fn of(caller: Caller) -> TcpDialer {
+    pub(super) fn new(caller: Caller) -> TcpDialer {
         TcpDialer { caller, answers: Arc::default() }
     }
 }

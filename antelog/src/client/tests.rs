@@ -168,7 +168,7 @@ fn serve(arriving: &mpsc::Receiver<TcpLink>, stop: &AtomicBool, drop_connection:
         if let Ok(link) = arriving.try_recv() {
             tcp.fence(peer);
             ring.reset();
-            tcp.admit(peer, link, &[incoming.clone()]);
+            tcp.admit(peer, link, std::slice::from_ref(&incoming));
             (due, up) = (Due::default(), true);
         }
         let mut events = [Network::Notified { peer, value: 0 }; 16];
