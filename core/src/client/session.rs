@@ -303,7 +303,6 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
         }
         if work > 0 {
             self.gates[index].output = true;
-            self.gates[index].failures = 0;
         }
         if let Some(note) = note {
             handler.on_connection(&self.gates[index].address, Some(&note));

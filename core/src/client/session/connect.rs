@@ -44,7 +44,9 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
         for _ in 0..self.options.seeds.len() {
             let address = &self.options.seeds[self.seeds.next % self.options.seeds.len()];
             self.seeds.next += 1;
-            let busy = self.gates.iter().any(|g| g.address == *address && !matches!(g.link, Link::Down { .. }));
+            // A gate that is wanted is dialled anyway, after its own pause.
+            let busy = |g: &Gate| g.address == *address && (g.wanted || !matches!(g.link, Link::Down { .. }));
+            let busy = self.gates.iter().any(busy);
             if !busy {
                 self.dialer.request(address);
                 self.seeds.dialing = Some(address.clone());
@@ -80,7 +82,7 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
             if for_seed {
                 self.seeds.dialing = None;
             }
-            match result.and_then(|(link, map, capacity, _)| self.welcome(&address, link, map, capacity)) {
+            match result.and_then(|(link, map, capacity, _)| self.welcome(&address, link, map, capacity, now_ns)) {
                 Ok(connected) => {
                     self.seeds.wanted = false;
                     self.seeds.failures = 0;
@@ -106,7 +108,14 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
     ///
     /// A seed may be called by another name than in the map. Its connection is dropped then: two connections of one
     /// session to one gate would displace each other.
-    fn welcome(&mut self, address: &str, link: T::Link, map: ClusterMap, capacity: usize) -> Result<bool, String> {
+    fn welcome(
+        &mut self,
+        address: &str,
+        link: T::Link,
+        map: ClusterMap,
+        capacity: usize,
+        now_ns: u64,
+    ) -> Result<bool, String> {
         self.take_map(map)?;
         let Some(index) = self.gates.iter().position(|g| g.address == address) else { return Ok(false) };
         if self.gates[index].up() {
@@ -128,6 +137,7 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
         }
         let capacities = (self.options.ring_bytes, capacity);
         self.gates[index].admit(&mut self.transport, PeerId(index as u16), link, capacities)?;
+        self.gates[index].up_since_ns = now_ns;
         self.appends.on_link(index);
         Ok(true)
     }
@@ -169,6 +179,10 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
         self.transport.fence(PeerId(index as u16));
         gate.ready = false;
         gate.output = false;
+        // Being let in says little: a gate that cuts us off again and again must not be called without pause.
+        if now_ns.saturating_sub(gate.up_since_ns) >= self.options.backoff_max_ns {
+            gate.failures = 0;
+        }
         handler.on_connection(&gate.address, Some(why));
         self.pause(index, now_ns);
         self.appends.on_link(index);

@@ -38,8 +38,10 @@ pub(super) struct Gate {
     pub(super) link: Link,
     /// Something was asked of this gate: it is to be connected.
     pub(super) wanted: bool,
-    /// Attempts that failed since the last message from it.
+    /// Attempts and connections that failed since one lasted.
     pub(super) failures: u32,
+    /// When the connection began.
+    pub(super) up_since_ns: u64,
     /// The ring may hold messages not read yet.
     pub(super) ready: bool,
     /// Something was pushed or consumed that is not published yet.
@@ -54,6 +56,7 @@ impl Gate {
             link: Link::Down { retry_ns: 0 },
             wanted: false,
             failures: 0,
+            up_since_ns: 0,
             ready: false,
             output: false,
             channel: None,
