@@ -61,6 +61,8 @@ pub(super) struct Client {
     reads: VecDeque<(u64, Position)>,
     streams: Vec<Stream>,
     following: Option<Following>,
+    /// Some stream has more to deliver than a cycle's share.
+    more: bool,
 }
 
 impl Client {
@@ -75,6 +77,7 @@ impl Client {
             reads: VecDeque::with_capacity(READS_MAX),
             streams: Vec::new(),
             following: None,
+            more: false,
         }
     }
 
@@ -113,6 +116,7 @@ impl Client {
             }
         }
         let again = stalled || count == REQUESTS_PER_CYCLE;
+        self.more = false;
         match self.send(common) {
             Ok(sent) => count += sent,
             Err(why) => return Outcome::CutOff { why },
@@ -122,7 +126,7 @@ impl Client {
         if let Some(fault) = self.ring.fault() {
             return Outcome::CutOff { why: fault.to_string() };
         }
-        Outcome::Done { count, again: again || !credited || !published }
+        Outcome::Done { count, again: again || self.more || !credited || !published }
     }
 
     fn take_request(&mut self, common: &mut Common) -> Result<Taken, String> {
@@ -237,6 +241,10 @@ impl Client {
             common.counters.delivered.add(delivered.records);
             match end {
                 Delivery::Caught => at += 1,
+                Delivery::More => {
+                    self.more = true;
+                    at += 1;
+                }
                 Delivery::RingFull => return Ok((count, false)),
                 Delivery::Trimmed { head } => {
                     let stream = self.streams.swap_remove(at).id;

@@ -29,6 +29,8 @@ pub(super) struct Stream {
 pub(super) enum Delivery {
     /// Nothing more may be delivered now.
     Caught,
+    /// The cycle's share is used up; there is more.
+    More,
     /// The client's ring has no room.
     RingFull,
     /// The next slot is no longer kept.
@@ -84,8 +86,11 @@ pub(super) fn deliver(
     };
     let view = ledger.view();
     let end = loop {
-        if cursor.lsn >= deliverable || delivered.messages == MESSAGES_PER_CYCLE {
+        if cursor.lsn >= deliverable {
             break Delivery::Caught;
+        }
+        if delivered.messages == MESSAGES_PER_CYCLE {
+            break Delivery::More;
         }
         // I13: without a grant there is no position to speculate with.
         let Some(position) = ledger.position(port.shard, cursor.lsn) else { break Delivery::Caught };
