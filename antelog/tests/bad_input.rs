@@ -181,7 +181,7 @@ fn a_full_region_refuses_appends_and_still_serves_reads() {
     let bytes = noise(16 << 20, 11);
     let full = bad(&[&["append", "--block", "4096", "--shard", "0"], &c[..]].concat(), &bytes);
     assert!(full.contains("log region of 8388608 bytes is full") && full.contains("region_bytes"), "{full}");
-    let again = bad(&[&["append", "--shard", "0"], &c[..]].concat(), b"more\n");
+    let again = bad(&[&["append", "--block", "4096", "--shard", "0"], &c[..]].concat(), &bytes[..4096]);
     assert!(again.contains("is full"), "{again}");
     good(&[&["append", "--shard", "1"], &c[..]].concat(), b"the other shard goes on\n");
     let back = good(&[&["subscribe", "--raw", "--to-tail", "--shard", "0"], &c[..]].concat(), b"");

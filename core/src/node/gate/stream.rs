@@ -5,7 +5,7 @@ use antelog_protocol::wire::session::{Reply, SESSION_HEAD_BYTES_MAX, stream_byte
 use antelog_protocol::{Lsn, Position};
 
 use crate::channel::Ring;
-use crate::log::{Cursor, Item};
+use crate::log::{Cursor, Item, Overrun};
 use crate::node::bus::ShardPort;
 
 /// Messages one stream may take of a cycle, so that a reader of old records does not hold up the tail of others.
@@ -79,10 +79,11 @@ pub(super) fn deliver(
     ring: &mut Ring,
 ) -> (Delivered, Delivery) {
     let mut delivered = Delivered::default();
-    let Some(mut cursor) = stream.cursor.or_else(|| find(stream, port, ledger)) else {
-        let trimmed = stream.from < ledger.first_known();
-        let end = if trimmed { Delivery::Trimmed { head: log_head(port, ledger) } } else { Delivery::Caught };
-        return (delivered, end);
+    let trimmed = || Delivery::Trimmed { head: log_head(port, ledger) };
+    let mut cursor = match stream.cursor.map_or_else(|| find(stream, port, ledger), |c| Ok(Some(c))) {
+        Ok(Some(cursor)) => cursor,
+        Ok(None) => return (delivered, Delivery::Caught),
+        Err(Overrun) => return (delivered, trimmed()),
     };
     let view = ledger.view();
     let end = loop {
@@ -94,9 +95,8 @@ pub(super) fn deliver(
         }
         // I13: without a grant there is no position to speculate with.
         let Some(position) = ledger.position(port.shard, cursor.lsn) else { break Delivery::Caught };
-        let Ok(item) = port.log.item(&mut cursor) else {
-            break Delivery::Trimmed { head: log_head(port, ledger) };
-        };
+        let item = port.log.check(cursor.at).and_then(|()| port.log.item(&mut cursor));
+        let Ok(item) = item else { break trimmed() };
         let mut head = [0; SESSION_HEAD_BYTES_MAX];
         match item {
             Item::Record { header, offset } => {
@@ -147,13 +147,10 @@ pub(super) fn deliver(
     (delivered, end)
 }
 
-/// Where the stream begins: known once windows up to its position are. A log that has dropped the slot already leaves
-/// the cursor unset and is noticed as trimmed.
-fn find(stream: &mut Stream, port: &ShardPort, ledger: &Ledger) -> Option<Cursor> {
-    let lsn = ledger.first_lsn_at(port.shard, stream.from)?;
-    match port.log.seek(lsn) {
-        Ok(cursor) => Some(cursor),
-        // An offset before the head: reading there reports the trim.
-        Err(_) => Some(Cursor { at: 0, lsn }),
+/// Where the stream begins; `None` until windows up to its position are known.
+fn find(stream: &Stream, port: &ShardPort, ledger: &Ledger) -> Result<Option<Cursor>, Overrun> {
+    if stream.from < ledger.first_known() {
+        return Err(Overrun);
     }
+    ledger.first_lsn_at(port.shard, stream.from).map(|lsn| port.log.seek(lsn)).transpose()
 }
