@@ -195,9 +195,9 @@ fn a_recycling_region_drops_the_oldest_and_says_so() {
     let bytes = noise(24 << 20, 13);
     good(&[&["append", "--block", "4096", "--shard", "0"], &c[..]].concat(), &bytes);
     let error = bad(&[&["subscribe", "--raw", "--to-tail"], &c[..]].concat(), b"");
-    assert!(error.contains("begins at"), "{error}");
+    assert!(error.contains("begins at position "), "{error}");
     let head: u64 = error
-        .split("begins at ")
+        .split("begins at position ")
         .nth(1)
         .unwrap()
         .split(|ch: char| !ch.is_ascii_digit())

@@ -71,7 +71,8 @@ enum Command {
 #[derive(Args, Clone)]
 pub struct ClusterArgs {
     /// Addresses of gates (host:port); any one that answers is enough
-    #[arg(long, value_name = "ADDR[,ADDR…]", value_delimiter = ',', default_value = DEFAULT_ADDRESS, env = "ANTELOG_CLUSTER")]
+    #[arg(long, value_name = "ADDR[,ADDR…]", value_delimiter = ',')]
+    #[arg(default_value = DEFAULT_ADDRESS, env = "ANTELOG_GATES")]
     cluster: Vec<String>,
     /// Refuse to talk to a cluster of another name
     #[arg(long, value_name = "NAME")]
