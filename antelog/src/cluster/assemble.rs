@@ -149,10 +149,12 @@ struct Assembler<'a> {
     doors: Doors,
     counters: Vec<Counters>,
     ports: Vec<ShardPort>,
+    /// The gate's number among the agents: after the primaries.
+    gate: usize,
 }
 
-/// Builds the agents of the local nodes. On a shared thread they run in this order: the gate, which brings work, then
-/// primaries, backups and the sequencer, so that a record takes few turns.
+/// Builds the agents of the local nodes. On a shared thread they run in this order: primaries, the gate, backups, the
+/// sequencer. See "Launch modes on few cores" in DESIGN.md.
 pub(super) fn assemble(config: &Config, local: &BTreeSet<u16>, notices: &Sender<Notice>) -> Result<Assembly, String> {
     let with = |role: Role| config.nodes.iter().filter(move |n| n.role == role && local.contains(&n.id));
     let primaries = with(Role::Primary).count();
@@ -164,18 +166,17 @@ pub(super) fn assemble(config: &Config, local: &BTreeSet<u16>, notices: &Sender<
         doors: Doors { nodes: BTreeMap::new(), gate: None },
         counters: vec![],
         ports: vec![],
+        gate: primaries,
     };
     let mut builders = Vec::new();
-    let first_primary = usize::from(primaries > 0);
     for (number, node) in with(Role::Primary).enumerate() {
-        builders.push(assembler.shard(node, first_primary + number)?);
+        builders.push(assembler.shard(node, number)?);
     }
     if primaries > 0 {
-        let gate = assembler.gate()?;
-        builders.insert(0, gate);
+        builders.push(assembler.gate()?);
     }
     for (number, node) in with(Role::Backup).enumerate() {
-        builders.push(assembler.backup(node, first_primary + primaries + number)?);
+        builders.push(assembler.backup(node, primaries + usize::from(primaries > 0) + number)?);
     }
     for node in with(Role::Sequencer) {
         builders.push(assembler.sequencer(node, agents - 1)?);
@@ -231,7 +232,7 @@ impl Assembler<'_> {
         let log = LogWriter::new(region.clone(), shard, 0, c.retention, c.record_bytes_max as usize);
         let requests_bytes = (4 * (c.record_bytes_max as usize + 128)).next_power_of_two().max(4 << 20);
         let queue = |error: std::io::Error| format!("no memory for {name}'s queues: {error}");
-        let (shard_waker, gate_waker) = (self.threads.waker(agent), self.threads.waker(0));
+        let (shard_waker, gate_waker) = (self.threads.waker(agent), self.threads.waker(self.gate));
         let (requests, mut shard_requests) = spsc::channel(requests_bytes, shard_waker.clone()).map_err(queue)?;
         let (shard_answers, mut answers) = spsc::channel(ANSWERS_BYTES, gate_waker.clone()).map_err(queue)?;
         shard_requests.set_producer_waker(gate_waker.clone());
@@ -269,7 +270,7 @@ impl Assembler<'_> {
             record_bytes_max: c.record_bytes_max,
             free_cuts_max: c.free_cuts_max,
         };
-        let (mail, mailbox) = mailbox(self.threads.waker(0));
+        let (mail, mailbox) = mailbox(self.threads.waker(self.gate));
         self.doors.gate = Some(Door { agent: "gate".into(), mail });
         let counters = self.counters("gate");
         let ports = std::mem::take(&mut self.ports);

@@ -170,10 +170,10 @@ impl<T: Transport> BackupAgent<T> {
         count
     }
 
-    fn send(&mut self, now_ns: u64, idle: bool) {
+    fn send(&mut self, now_ns: u64) {
         let untold = self.verifier.at() - self.told_drained;
-        // Told often enough that the primary never waits, and when there is nothing else to do.
-        if self.primary_connected && untold > 0 && (idle || untold >= self.region.len() as u64 / 16) {
+        // Told often enough that the primary never waits, and no more often: each time is a message.
+        if self.primary_connected && untold >= self.region.len() as u64 / 16 {
             let remote = RemoteOffset { region: 0, offset: END_AT };
             let end = self.verifier.at();
             if self.transport.write_inline(PRIMARY, &end.to_le_bytes(), remote, Some(0)).is_ok() {
@@ -202,7 +202,7 @@ impl<T: Transport> Agent for BackupAgent<T> {
         let mut work = self.take_events();
         work += self.admit();
         let verified = self.verify();
-        self.send(now_ns, verified == 0);
+        self.send(now_ns);
         self.transport.flush();
         work += verified;
         work

@@ -219,8 +219,14 @@ impl<T: Transport> SequencerAgent<T> {
         let _ = self.notices.send(Notice::PeerDown { agent: "sequencer".into(), peer, reason });
     }
 
-    fn send(&mut self) {
+    /// Sends what followers lack. While there is other work (`busy`) backups wait: nothing depends on them hearing at
+    /// once, as long as they stay within half their credit.
+    fn send(&mut self, busy: bool) {
         for follower in &mut self.followers {
+            let behind = follower.next.map_or(0, |next| (self.order.last_index() + 1).saturating_sub(next));
+            if busy && follower.replica.replica != 0 && behind < ORDER_CREDIT / 4 {
+                continue;
+            }
             let Some(next) = follower.next.as_mut().filter(|_| follower.connected) else { continue };
             while *next <= self.order.last_index() && *next <= follower.applied + ORDER_CREDIT {
                 let Some(entry) = self.order.get(*next) else {
@@ -293,7 +299,7 @@ impl<T: Transport> Agent for SequencerAgent<T> {
         if work > 0 {
             self.publish();
         }
-        self.send();
+        self.send(work > 0);
         self.transport.flush();
         work
     }
