@@ -51,8 +51,10 @@ pub struct DemoConfig {
     pub drain_ns: u64,
     /// What the writers send.
     pub load: LoadConfig,
-    /// What the consumer computes.
+    /// What each consumer computes.
     pub consumer: ConsumerConfig,
+    /// One consumer of the merged order, instead of one for each shard.
+    pub merged: bool,
     /// Decides the order of runs, and with the load's seed its arrivals.
     pub seed: u64,
     /// Say nothing on standard error while running.
@@ -206,6 +208,7 @@ pub fn run<B: Bench, C: Clock + Clone>(bench: &mut B, clock: &C, config: DemoCon
             let run = RunConfig {
                 load: LoadConfig { seed: load_seed, ..config.load.clone() },
                 consumer: config.consumer,
+                merged: config.merged,
                 from: Position(0),
                 warm_up_ns: split.warm_up_ns,
                 measure_ns: split.measure_ns,

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use antelog_core::client::{Record, SessionHandler, SubscriptionId};
-use antelog_protocol::client::Event;
+use antelog_protocol::client::{Event, Scope};
 use antelog_protocol::{Position, ShardId};
 
 use crate::log::{Clock, Counted, Host, Log, LogError};
@@ -123,7 +123,9 @@ impl Log for FakeLog {
         Ok(seq)
     }
 
-    fn subscribe_all(&mut self, _from: Position) {}
+    fn subscribe(&mut self, _scope: Scope, _from: Position) -> SubscriptionId {
+        SubscriptionId(0)
+    }
 
     fn poll<H: SessionHandler>(&mut self, now_ns: u64, handler: &mut H) -> usize {
         let subscription = SubscriptionId(0);

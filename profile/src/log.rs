@@ -1,7 +1,8 @@
 //! What is measured. The measurement knows no cluster and no network: it drives a [`Log`], reads a [`Clock`] and waits
 //! through a [`Host`], so that the same loop runs against a real session and, in tests, on virtual time.
 
-use antelog_core::client::SessionHandler;
+use antelog_core::client::{SessionHandler, SubscriptionId};
+use antelog_protocol::client::Scope;
 use antelog_protocol::{Position, ShardId};
 
 /// Why a record was not taken.
@@ -21,8 +22,8 @@ pub trait Log {
     /// [`LogError::Full`] when the log pushes back.
     fn append(&mut self, shard: ShardId, record: &[u8]) -> Result<u64, LogError>;
 
-    /// Subscribes to all shards, merged in position order. Called once, before the first record is sent.
-    fn subscribe_all(&mut self, from: Position);
+    /// Subscribes, before the first record is sent; the number comes back with each event.
+    fn subscribe(&mut self, scope: Scope, from: Position) -> SubscriptionId;
 
     /// Sends and receives what is ready, without blocking, and tells `handler`. Returns how much work was done, 0 for
     /// none. A cluster that runs on the caller's thread does its duty cycles in here.

@@ -5,7 +5,7 @@
 //! longer than what is measured.
 
 use antelog_core::client::{Record, SessionHandler, Slot, SubscriptionId};
-use antelog_protocol::client::Event;
+use antelog_protocol::client::{Event, Scope};
 use antelog_protocol::{Position, Refusal, ShardId};
 
 use crate::consumer::{Consumer, ConsumerConfig};
@@ -18,8 +18,10 @@ use crate::stats::Measured;
 pub struct RunConfig {
     /// What the writers send.
     pub load: LoadConfig,
-    /// What the consumer computes.
+    /// What each consumer computes.
     pub consumer: ConsumerConfig,
+    /// One consumer of all shards merged in position order, instead of one consumer for each shard.
+    pub merged: bool,
     /// Where to subscribe: the log's tail, or its beginning when nobody has written yet.
     pub from: Position,
     /// Records intended during the first so many nanoseconds are sent and not measured.
@@ -45,7 +47,7 @@ pub struct Outcome {
 struct Recorder<C> {
     clock: C,
     load: Load,
-    consumer: Consumer,
+    consumers: Vec<(SubscriptionId, Consumer)>,
     measured: Measured,
     trimmed: Option<Position>,
 }
@@ -67,19 +69,20 @@ impl<C: Clock> SessionHandler for Recorder<C> {
         }
     }
 
-    fn on_event(&mut self, _subscription: SubscriptionId, event: Event<Record>) {
+    fn on_event(&mut self, subscription: SubscriptionId, event: Event<Record>) {
         let now_ns = self.clock.now_ns();
+        let Some((_, consumer)) = self.consumers.iter_mut().find(|(id, _)| *id == subscription) else { return };
         match event {
             Event::Deliver { position, record, speculative, .. } => {
                 match Stamp::of(&record).filter(|stamp| stamp.tag == self.load.tag()) {
                     Some(stamp) => {
-                        self.consumer.on_deliver(now_ns, position, stamp, speculative, &mut self.measured);
+                        consumer.on_deliver(now_ns, position, stamp, speculative, &mut self.measured);
                     }
                     None => self.measured.totals.foreign += 1,
                 }
             }
-            Event::Confirm { upto } => self.consumer.on_confirm(now_ns, upto, &mut self.measured),
-            Event::Fail { from } => self.consumer.on_fail(from, &mut self.measured),
+            Event::Confirm { upto } => consumer.on_confirm(now_ns, upto, &mut self.measured),
+            Event::Fail { from } => consumer.on_fail(from, &mut self.measured),
         }
     }
 
@@ -101,12 +104,12 @@ impl<C: Clock> Recorder<C> {
     fn is_settled(&self) -> bool {
         self.load.next_ns().is_none()
             && self.load.outstanding() == 0
-            && self.consumer.released() >= self.measured.totals.acknowledged
+            && self.consumers.iter().map(|(_, c)| c.released()).sum::<u64>() >= self.measured.totals.acknowledged
     }
 
     fn next_ns(&self, end_ns: u64) -> u64 {
-        let own = [self.load.next_ns(), self.consumer.next_ns()];
-        own.into_iter().flatten().min().unwrap_or(end_ns).min(end_ns)
+        let consumers = self.consumers.iter().filter_map(|(_, c)| c.next_ns());
+        consumers.chain(self.load.next_ns()).min().unwrap_or(end_ns).min(end_ns)
     }
 
     fn finish(mut self) -> Measured {
@@ -138,11 +141,10 @@ pub fn drive<L: Log, C: Clock + Clone, H: Host>(
     let mut recorder = Recorder {
         clock: clock.clone(),
         load: Load::new(&config.load, config.tag, start_ns, load_end_ns)?,
-        consumer: Consumer::new(&config.consumer)?,
+        consumers: subscribe(log, config)?,
         measured: Measured::new(measure_from_ns),
         trimmed: None,
     };
-    log.subscribe_all(config.from);
     let (mut warm, mut counted) = (None, None);
     // One end after the other: of the warm-up, of the load, of the time to drain.
     loop {
@@ -150,8 +152,10 @@ pub fn drive<L: Log, C: Clock + Clone, H: Host>(
         let now_ns = clock.now_ns();
         work += log.poll(now_ns, &mut recorder);
         let now_ns = clock.now_ns();
-        let Recorder { consumer, measured, .. } = &mut recorder;
-        work += consumer.on_cycle(now_ns, clock, measured);
+        let Recorder { consumers, measured, .. } = &mut recorder;
+        for (_, consumer) in consumers {
+            work += consumer.on_cycle(now_ns, clock, measured);
+        }
         if let Some(head) = recorder.trimmed {
             return Err(format!("the log begins at position {head}: the subscription from {} ended", config.from));
         }
@@ -171,6 +175,15 @@ pub fn drive<L: Log, C: Clock + Clone, H: Host>(
     }
     let counted = counted.unwrap_or_default().since(warm.unwrap_or_default());
     Ok(Outcome { measured: recorder.finish(), counted })
+}
+
+fn subscribe(log: &mut impl Log, config: &RunConfig) -> Result<Vec<(SubscriptionId, Consumer)>, String> {
+    let scopes: Vec<Scope> = match config.merged {
+        true => vec![Scope::All],
+        false => config.load.shards.iter().map(|shard| Scope::Shard(*shard)).collect(),
+    };
+    let consumer = |scope| Ok((log.subscribe(scope, config.from), Consumer::new(&config.consumer)?));
+    scopes.into_iter().map(consumer).collect()
 }
 
 #[cfg(test)]

@@ -42,9 +42,12 @@ pub struct DemoArgs {
     /// Milliseconds of compute per batch
     #[arg(long, value_name = "MS", default_value_t = 1.5)]
     compute_ms: f64,
-    /// Batches the consumer computes at a time: 1 is a serial consumer
+    /// Batches each consumer computes at a time: 1 is a serial consumer
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
     workers: u16,
+    /// One consumer of all shards merged in position order, instead of one for each shard
+    #[arg(long)]
+    merged: bool,
     /// Shards, each a primary and a backup
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=16))]
     shards: u16,
@@ -77,8 +80,8 @@ impl Log for DemoLog {
         })
     }
 
-    fn subscribe_all(&mut self, from: Position) {
-        self.session.subscribe(Scope::All, from);
+    fn subscribe(&mut self, scope: Scope, from: Position) -> SubscriptionId {
+        self.session.subscribe(scope, from)
     }
 
     fn poll<H: SessionHandler>(&mut self, now_ns: u64, handler: &mut H) -> usize {
@@ -218,6 +221,7 @@ pub fn run(args: &DemoArgs) -> Outcome {
             workers: args.workers.into(),
             kind: Compute::Timed,
         },
+        merged: args.merged,
         seed: u64::from_le_bytes(seed),
         quiet: false,
         labels: Labels {

@@ -87,7 +87,8 @@ fn about(demo: &Demo) -> Vec<String> {
     let plural = |count: usize, noun: &str| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
     let mut lines = vec![
         format!(
-            "transport {}, durability {}, launch {}, {}; {}, each {} records/s of {} bytes; compute {} µs {}, {}",
+            "transport {}, durability {}, launch {}, {}; {}, each {} records/s of {} bytes; {}, compute {} µs \
+             {}, {}",
             labels.transport,
             labels.durability,
             labels.launch,
@@ -95,6 +96,7 @@ fn about(demo: &Demo) -> Vec<String> {
             plural(config.load.shards.len(), "shard"),
             config.load.rate_per_s,
             config.load.record_bytes,
+            if config.merged { "one consumer of the merged order" } else { "one consumer per shard" },
             config.consumer.compute_ns as f64 / 1e3,
             config.consumer.kind.name(),
             plural(config.consumer.workers, "worker"),

@@ -86,6 +86,7 @@ fn config(modes: &[Ordering], repetitions: u32) -> DemoConfig {
         warm_up_ns: 50 * MS,
         drain_ns: 50 * MS,
         load,
+        merged: true,
         consumer: ConsumerConfig { compute_ns: 500 * US, workers: 1, kind: Compute::Timed },
         seed: 11,
         quiet: true,

@@ -21,7 +21,13 @@ impl Log for Taker {
         self.0.push((shard.0, stamp.intended_ns, stamp.sent_ns));
         Ok(self.0.iter().filter(|(s, ..)| *s == shard.0).count() as u64 - 1)
     }
-    fn subscribe_all(&mut self, _from: antelog_protocol::Position) {}
+    fn subscribe(
+        &mut self,
+        _: antelog_protocol::client::Scope,
+        _: antelog_protocol::Position,
+    ) -> antelog_core::client::SubscriptionId {
+        antelog_core::client::SubscriptionId(0)
+    }
     fn poll<H: antelog_core::client::SessionHandler>(&mut self, _now_ns: u64, _handler: &mut H) -> usize {
         0
     }

@@ -15,6 +15,7 @@ fn config(shards: u16) -> RunConfig {
             arrivals: Arrivals::Regular,
             seed: 1,
         },
+        merged: true,
         consumer: ConsumerConfig { compute_ns: 0, workers: 1, kind: Compute::Timed },
         from: Position(0),
         warm_up_ns: 0,
@@ -119,7 +120,9 @@ fn a_log_that_gives_up_ends_the_run() {
         fn append(&mut self, _shard: ShardId, _record: &[u8]) -> Result<u64, LogError> {
             Err(LogError::Failed("its owner went away".to_owned()))
         }
-        fn subscribe_all(&mut self, _from: Position) {}
+        fn subscribe(&mut self, _: antelog_protocol::client::Scope, _: Position) -> SubscriptionId {
+            SubscriptionId(0)
+        }
         fn poll<H: SessionHandler>(&mut self, _now_ns: u64, _handler: &mut H) -> usize {
             0
         }
