@@ -112,7 +112,8 @@ pub struct LaunchConfig {
     pub first_core: Option<usize>,
     /// Spin even on more threads than there are cores.
     pub force: bool,
-    /// Touch all log memory at start, so that no page fault delays a record: for nodes with memory to spare.
+    /// Have the kernel back logs at start and clients' rings when they connect, so that no page fault delays a record:
+    /// for nodes with memory to spare.
     pub prefault: bool,
 }
 

@@ -27,7 +27,7 @@ pub fn driven_session(options: &ClientOptions) -> Result<DrivenSession, Error> {
     let (_, ring_bytes) = first_contact(&caller, &options.addresses)?;
     let caller = Caller { client, ring_bytes: ring_bytes as u64, ..caller };
     let mut session = SessionOptions::new(client, options.addresses.clone());
-    (session.ring_bytes, session.gates_max) = (ring_bytes, GATES_MAX);
+    (session.ring_bytes, session.gates_max, session.prefault) = (ring_bytes, GATES_MAX, true);
     let messages = Some(16);
     let transport = TcpTransport::new(GATES_MAX, Options { messages, ..Options::default() });
     let transport = transport.map_err(|e| Error::System(e.to_string()))?;

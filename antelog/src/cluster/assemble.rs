@@ -269,6 +269,7 @@ impl Assembler<'_> {
             outstanding_max: c.outstanding_max,
             record_bytes_max: c.record_bytes_max,
             free_cuts_max: c.free_cuts_max,
+            prefault: self.config.launch.prefault,
         };
         let (mail, mailbox) = mailbox(self.threads.waker(self.gate));
         self.doors.gate = Some(Door { agent: "gate".into(), mail });

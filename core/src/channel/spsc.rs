@@ -67,8 +67,11 @@ pub struct Consumer {
 /// The kernel's error when it has no memory for it.
 pub fn channel(capacity_bytes: usize, waker: Waker) -> io::Result<(Producer, Consumer)> {
     let layout = Layout::new(capacity_bytes);
+    let buffer = Region::new(capacity_bytes)?;
+    // Every lap goes through all of it.
+    buffer.prefault();
     let shared = Arc::new(Shared {
-        buffer: Region::new(capacity_bytes)?,
+        buffer,
         layout,
         tail: Padded::default(),
         head: Padded::default(),

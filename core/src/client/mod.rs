@@ -3,6 +3,7 @@
 //! A session is driven by whoever owns it, like any duty cycle: a thread of its own in the `antelog` library, the load
 //! generator's loop in `profile`, virtual time in the simulator.
 
+mod pool;
 pub mod session;
 
 use std::sync::Arc;

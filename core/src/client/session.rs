@@ -30,6 +30,7 @@ use antelog_protocol::{ClientId, Position, ShardId};
 
 pub use options::{AppendError, Dialed, Dialer, RING_BYTES_MIN, SessionOptions, SetupError};
 
+use super::pool::RecordPool;
 use super::{Record, SessionHandler, SubscriptionId};
 use crate::channel::{CAPACITY_BYTES_MAX, CAPACITY_BYTES_MIN, message_bytes_max};
 use crate::node::Waker;
@@ -57,6 +58,11 @@ struct Seeds {
     retry_ns: u64,
 }
 
+/// Records whose memory may wait for reuse, in each direction.
+pub(super) const POOL_RECORDS: usize = 4096;
+/// Bytes of records whose memory may wait for reuse, in each direction.
+pub(super) const POOL_BYTES: usize = 16 << 20;
+
 /// See the module's text.
 pub struct Session<T: Transport, D> {
     transport: T,
@@ -66,6 +72,7 @@ pub struct Session<T: Transport, D> {
     gates: Vec<Gate>,
     seeds: Seeds,
     appends: Appends,
+    pool: RecordPool,
     streams: Streams,
     order: Order,
     questions: Questions,
@@ -92,6 +99,7 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
             gates: Vec::new(),
             seeds: Seeds { next: 0, dialing: None, wanted: true, failures: 0, retry_ns: 0 },
             appends: Appends::default(),
+            pool: RecordPool::new(POOL_RECORDS, POOL_BYTES),
             streams: Streams::new(options.stream_credit_bytes),
             order: Order::new(options.free_cuts_max),
             questions: Questions::default(),
@@ -130,7 +138,13 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
     /// [`AppendError`]; nothing was sent then.
     #[inline]
     pub fn append(&mut self, shard: ShardId, record: &[u8]) -> Result<u64, AppendError> {
-        self.append_with(shard, record, || Record::from(record))
+        if self.map.is_none() {
+            return Err(AppendError::NotConnectedYet);
+        }
+        let pool = &mut self.pool;
+        let seq = self.appends.append(&mut self.gates, shard, record, || pool.copy(record))?;
+        self.after_append();
+        Ok(seq)
     }
 
     /// As [`append`](Self::append), keeping a reference instead of a copy until the answer.
@@ -139,19 +153,19 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
     /// As [`append`](Self::append).
     #[inline]
     pub fn append_record(&mut self, shard: ShardId, record: &Record) -> Result<u64, AppendError> {
-        self.append_with(shard, record, || record.clone())
-    }
-
-    #[inline]
-    fn append_with(&mut self, shard: ShardId, bytes: &[u8], keep: impl FnOnce() -> Record) -> Result<u64, AppendError> {
         if self.map.is_none() {
             return Err(AppendError::NotConnectedYet);
         }
-        let seq = self.appends.append(&mut self.gates, shard, bytes, keep)?;
+        let seq = self.appends.append(&mut self.gates, shard, record, || record.clone())?;
+        self.after_append();
+        Ok(seq)
+    }
+
+    #[inline]
+    fn after_append(&mut self) {
         if self.appends.behind() {
             self.timer_ns = 0; // its gate may have to be dialled
         }
-        Ok(seq)
     }
 
     /// Subscribes from a position on; also before the cluster's map is known.

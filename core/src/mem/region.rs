@@ -19,9 +19,7 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 pub enum Pages {
     /// Reserved huge pages (`vm.nr_hugepages`).
     Huge,
-    /// Ordinary memory for which the kernel was asked for transparent huge pages.
-    Transparent,
-    /// Small pages.
+    /// Ordinary memory: small pages, or transparent huge pages after [`Region::prefault`].
     Small,
 }
 
@@ -56,19 +54,17 @@ impl Region {
         }
         let mapped = len_bytes.next_multiple_of(sys::page_bytes());
         let base = map(mapped, libc::MAP_NORESERVE)?;
-        let mut pages = Pages::Small;
-        if huge {
-            // SAFETY: the range was mapped just above; the advice does not change its contents.
-            let advised = unsafe { libc::madvise(base.as_ptr().cast(), mapped, libc::MADV_HUGEPAGE) };
-            if advised == 0 {
-                pages = Pages::Transparent;
-            }
-        }
-        Ok(Arc::new(Region { base, len: len_bytes, mapped, pages }))
+        Ok(Arc::new(Region { base, len: len_bytes, mapped, pages: Pages::Small }))
     }
 
-    /// Has the kernel back all of the memory now, so that no page fault holds up whoever touches it first.
+    /// Has the kernel back all of the memory now, by huge pages if it can, so that no page fault holds up whoever touches
+    /// it first. Huge pages are asked for here only: taken one by one in the middle of work, each costs the time to
+    /// clear 2 MiB, and tens of milliseconds when the kernel has to compact memory for it.
     pub fn prefault(&self) {
+        if self.len >= HUGE_PAGE_BYTES {
+            // SAFETY: the range is our own mapping; the advice does not change its contents. Refusal does no harm.
+            unsafe { libc::madvise(self.base.as_ptr().cast(), self.mapped, libc::MADV_HUGEPAGE) };
+        }
         // SAFETY: the range is our own mapping; populating it changes no contents.
         let done = unsafe { libc::madvise(self.base.as_ptr().cast(), self.mapped, libc::MADV_POPULATE_WRITE) };
         if done != 0 {

@@ -46,6 +46,8 @@ pub struct GateConfig {
     pub record_bytes_max: u32,
     /// Cuts of free windows remembered.
     pub free_cuts_max: usize,
+    /// Have the kernel back a client's rings when it connects, not as they are first used.
+    pub prefault: bool,
 }
 
 /// What a gate agent is made of, besides its transport.
@@ -192,6 +194,10 @@ impl<T: Transport> GateAgent<T> {
         if self.memory[slot].is_none() {
             let incoming = Region::new(Ring::region_bytes(self.common.config.ring_bytes))?;
             let staging = Region::new(self.common.config.ring_bytes)?;
+            if self.common.config.prefault {
+                incoming.prefault();
+                staging.prefault();
+            }
             let staging_key = self.transport.register(staging.clone());
             self.memory[slot] = Some(SlotMemory { incoming, staging, staging_key });
         }

@@ -136,7 +136,8 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
             ));
         }
         let capacities = (self.options.ring_bytes, capacity);
-        self.gates[index].admit(&mut self.transport, PeerId(index as u16), link, capacities)?;
+        let prefault = self.options.prefault;
+        self.gates[index].admit(&mut self.transport, PeerId(index as u16), link, capacities, prefault)?;
         self.gates[index].up_since_ns = now_ns;
         self.appends.on_link(index);
         Ok(true)

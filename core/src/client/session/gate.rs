@@ -83,6 +83,7 @@ impl Gate {
         peer: PeerId,
         link: T::Link,
         (capacity_in, capacity_out): (usize, usize),
+        prefault: bool,
     ) -> Result<(), String> {
         if let Some(channel) = &mut self.channel {
             // Nothing of the old connection may land in a ring that starts anew.
@@ -90,7 +91,7 @@ impl Gate {
             channel.ring.reset();
         }
         if self.channel.as_ref().is_none_or(|c| c.capacity_out != capacity_out) {
-            self.channel = Some(self.new_channel(transport, capacity_in, capacity_out)?);
+            self.channel = Some(self.new_channel(transport, capacity_in, capacity_out, prefault)?);
         }
         let Some(channel) = &self.channel else { return Ok(()) };
         transport.admit(peer, link, std::slice::from_ref(&channel.incoming));
@@ -105,6 +106,7 @@ impl Gate {
         transport: &mut T,
         capacity_in: usize,
         capacity_out: usize,
+        prefault: bool,
     ) -> Result<Channel, String> {
         let memory = |error| format!("no memory for the rings of {capacity_in} and {capacity_out} bytes: {error}");
         let (incoming, staging, staging_key) = match self.channel.take() {
@@ -115,6 +117,10 @@ impl Gate {
                     None => Region::new(Ring::region_bytes(capacity_in)).map_err(memory)?,
                 };
                 let staging = Region::new(capacity_out).map_err(memory)?;
+                if prefault {
+                    incoming.prefault();
+                    staging.prefault();
+                }
                 let key = transport.register(staging.clone());
                 (incoming, staging, key)
             }

@@ -52,6 +52,8 @@ pub struct SessionOptions {
     pub free_cuts_max: usize,
     /// Most gates a map may name: the transport's number of peers.
     pub gates_max: u16,
+    /// Have the kernel back the rings at once, so that no page fault delays a record.
+    pub prefault: bool,
     /// Seed of the jitter of pauses. Any number; equal numbers give equal runs in a simulator.
     pub random_seed: u64,
 }
@@ -68,6 +70,7 @@ impl SessionOptions {
             backoff_max_ns: 2_000_000_000,
             free_cuts_max: 4096,
             gates_max: 64,
+            prefault: false,
             random_seed: (client.0 ^ (client.0 >> 64)) as u64,
         }
     }

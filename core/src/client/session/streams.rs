@@ -18,6 +18,8 @@ use antelog_protocol::{Lsn, Position, ShardId};
 use super::appends::Appends;
 use super::gate::Gate;
 use super::order::NUMBER_MAX;
+use super::{POOL_BYTES, POOL_RECORDS};
+use crate::client::pool::RecordPool;
 use crate::client::{Record, SessionHandler, SubscriptionId};
 
 /// A million streams, and generations enough that a number is not used again while messages of its last use are under way.
@@ -78,6 +80,7 @@ struct Subscription {
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct Streams {
+    pool: RecordPool,
     subscriptions: Vec<Option<Subscription>>,
     streams: Vec<Option<Stream>>,
     generation: u32,
@@ -97,6 +100,7 @@ impl Streams {
             streams: Vec::new(),
             generation: 0,
             credit_bytes,
+            pool: RecordPool::new(POOL_RECORDS, POOL_BYTES),
             dirty: Vec::new(),
             due: Vec::new(),
             goodbyes: Vec::new(),
@@ -264,7 +268,7 @@ impl Streams {
             subscription.settle_at = subscription.settle_at.min(chunk.end);
         }
         let Some(merge) = &mut subscription.merge else { return Ok(()) };
-        let slots = Slots { shard, lsn, position, count, view, record: record.map(Record::from) };
+        let slots = Slots { shard, lsn, position, count, view, record: record.map(|bytes| self.pool.copy(bytes)) };
         merge.on_slots(ledger, slots).map_err(|error| error.to_string())?;
         mark(&mut subscription.dirty, &mut self.dirty, index);
         Ok(())
