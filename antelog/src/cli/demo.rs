@@ -28,16 +28,16 @@ const CONNECT_TIME: Duration = Duration::from_secs(5);
 #[derive(Args)]
 pub struct DemoArgs {
     /// Seconds of load, all modes and repetitions together
-    #[arg(long, value_name = "N", default_value_t = 15.0)]
+    #[arg(long, value_name = "N", default_value_t = 20.0)]
     seconds: f64,
     /// Also write the result as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Repetitions of each mode
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repetitions: u32,
     /// Records of 4 KiB per second and shard
-    #[arg(long, value_name = "N", default_value_t = 16_000.0)]
+    #[arg(long, value_name = "N", default_value_t = 12_000.0)]
     rate: f64,
     /// Milliseconds of compute per batch
     #[arg(long, value_name = "MS", default_value_t = 1.5)]
