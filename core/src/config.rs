@@ -398,7 +398,7 @@ fn check_address(address: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Resolves an address that [`check_address`] accepts.
+/// Resolves a `host:port` address.
 ///
 /// # Errors
 /// One line that names the address.

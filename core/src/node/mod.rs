@@ -3,7 +3,7 @@
 //! * [`agent`] — what an agent is; a group of agents that one thread, or the caller, drives.
 //! * [`shard`], [`backup`], [`sequencer`], [`gate`] — the agents of a cluster.
 //! * [`bus`], [`mailbox`] — how they reach each other inside a process.
-//! * [`launch`] — starts, pins, watches and stops the threads. [`plan`] — which agent runs on which thread and core.
+//! * [`mod@launch`] — starts, pins, watches and stops the threads. [`mod@plan`] — which agent runs on which thread and core.
 //! * [`idle`] — spinning, yielding and parking. [`clock`] — the time that duty cycles are given.
 
 pub mod agent;
