@@ -9,6 +9,7 @@ use std::time::Duration;
 use antelog_core::handshake::{ANSWER_HEADER_BYTES, AnswerHeader};
 use antelog_core::mem::Region;
 use antelog_core::transport::{DownReason, Event, LocalRange, PeerId, RemoteOffset, Transport};
+use antelog_core::mem::sys;
 use antelog_net_tcp::{DialError, Options, TcpTransport, dial};
 
 mod common;
@@ -19,9 +20,8 @@ const PEER: PeerId = PeerId(0);
 /// Blocks in poll(2) until the descriptor is readable; false after 20 s.
 fn block(transport: &TcpTransport) -> bool {
     let fd = transport.wait_fd().unwrap();
-    let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one entry, as said.
-    unsafe { libc::poll(&mut entry, 1, 20_000) == 1 }
+    sys::ppoll(&mut [sys::readable(fd)], Some(20_000_000_000)).unwrap() == 1
+}
 }
 
 /// Polls, blocking in between, until something is reported.
