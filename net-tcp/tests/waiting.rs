@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use antelog_core::handshake::{ANSWER_HEADER_BYTES, AnswerHeader};
 use antelog_core::mem::Region;
-use antelog_core::transport::{DownReason, Event, LocalRange, PeerId, RemoteOffset, Transport};
 use antelog_core::mem::sys;
+use antelog_core::transport::{DownReason, Event, LocalRange, PeerId, RemoteOffset, Transport};
 use antelog_net_tcp::{DialError, Options, TcpTransport, dial};
 
 mod common;
@@ -21,7 +21,6 @@ const PEER: PeerId = PeerId(0);
 fn block(transport: &TcpTransport) -> bool {
     let fd = transport.wait_fd().unwrap();
     sys::ppoll(&mut [sys::readable(fd)], Some(20_000_000_000)).unwrap() == 1
-}
 }
 
 /// Polls, blocking in between, until something is reported.
