@@ -37,7 +37,7 @@ pub struct DemoArgs {
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repetitions: u32,
     /// Records of 4 KiB per second and shard
-    #[arg(long, value_name = "N", default_value_t = 12_000.0)]
+    #[arg(long, value_name = "N", default_value_t = 10_000.0)]
     rate: f64,
     /// Milliseconds of compute per batch
     #[arg(long, value_name = "MS", default_value_t = 1.5)]
