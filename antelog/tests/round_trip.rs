@@ -105,3 +105,13 @@ fn every_ordering_and_ipv6_keep_what_is_appended() {
         assert!(one == bytes, "{ordering}");
     }
 }
+
+#[test]
+fn a_cluster_that_listens_everywhere_is_reached_where_it_was_met() {
+    let server = common::Server::start(&["dev", "--listen", "0.0.0.0:0"]);
+    let line = server.says("clients connect to ");
+    let port = line.split("0.0.0.0:").nth(1).unwrap().split(';').next().unwrap();
+    let address = format!("127.0.0.1:{port}");
+    good(&["append", "--cluster", &address], b"here\n");
+    assert_eq!(good(&["subscribe", "--cluster", &address, "--lines", "--to-tail"], b""), b"here\n");
+}

@@ -12,15 +12,13 @@ use antelog_protocol::limits::{QUOTA_MAX, RECORD_BYTES_LIMIT, SHARDS_MAX, WINDOW
 use antelog_protocol::{Ordering, ShardId};
 use serde::Deserialize;
 
-use crate::channel::{CAPACITY_BYTES_MAX, message_bytes_max};
+use crate::channel::{CAPACITY_BYTES_MAX, CAPACITY_BYTES_MIN, message_bytes_max};
 use crate::log::{Retention, region_bytes_valid};
+use crate::node::gate::reply_bytes_max;
 use crate::node::{Idle, LaunchMode};
 
 /// Prefix of environment variables that override keys.
 pub const ENVIRONMENT_PREFIX: &str = "ANTELOG_";
-
-/// Bytes a session message may add to a record.
-const SESSION_HEAD_BYTES: usize = antelog_protocol::wire::session::SESSION_HEAD_BYTES_MAX;
 
 /// A whole configuration.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -369,10 +367,12 @@ impl ClusterConfig {
             return Err(wrong("cluster.record_bytes_max must be at most an eighth of cluster.region_bytes"));
         }
         let ring = self.client_ring_bytes;
-        if !ring.is_power_of_two() || ring > CAPACITY_BYTES_MAX {
-            return Err(wrong(format!("cluster.client_ring_bytes must be a power of two up to {CAPACITY_BYTES_MAX}")));
+        if !ring.is_power_of_two() || !(CAPACITY_BYTES_MIN..=CAPACITY_BYTES_MAX).contains(&ring) {
+            return Err(wrong(format!(
+                "cluster.client_ring_bytes must be a power of two from {CAPACITY_BYTES_MIN} to {CAPACITY_BYTES_MAX}"
+            )));
         }
-        let needed = self.record_bytes_max as usize + SESSION_HEAD_BYTES;
+        let needed = reply_bytes_max(self.record_bytes_max as usize);
         if message_bytes_max(ring) < needed {
             return Err(wrong(format!(
                 "cluster.client_ring_bytes must be at least {} for records of {} bytes",

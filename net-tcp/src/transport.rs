@@ -85,6 +85,8 @@ pub struct TcpTransport {
     sources: Vec<Arc<Region>>,
     pool: Pool,
     serial: u64,
+    /// A send has finished since `poll` was called last.
+    made_room: bool,
     /// Declared last so that it goes last.
     ring: Ring,
     /// The kernel accepts requests from the thread that made the ring only.
@@ -115,6 +117,7 @@ impl TcpTransport {
             sources: Vec::new(),
             pool: Pool::new(messages),
             serial: 0,
+            made_room: false,
             ring: Ring::new(2 * u32::from(peers_max) + 16)?,
             _one_thread: PhantomData,
         })
@@ -177,7 +180,11 @@ impl TcpTransport {
             let Some(connection) = self.connections.get_mut(slot).and_then(Option::as_mut) else { continue };
             match request {
                 Request::Receive => connection.on_received(completion.result),
-                Request::Send => connection.on_sent(completion.result),
+                Request::Send => {
+                    connection.on_sent(completion.result);
+                    // An owner that met `Full` has room now, though no event says so.
+                    self.made_room = true;
+                }
             }
             if connection.is_closing {
                 self.reclaim(slot);
@@ -335,6 +342,8 @@ impl Transport for TcpTransport {
         self.start_dirty();
         self.enter();
         self.reap();
+        // Whoever polls goes on to send.
+        self.made_room = false;
         let mut count = 0;
         for _ in 0..self.ready.len() {
             if count == events.len() {
@@ -382,7 +391,7 @@ impl Transport for TcpTransport {
         self.start_dirty();
         self.enter();
         self.ring.arm();
-        !self.ready.is_empty() || !self.dirty.is_empty() || self.ring.has_work()
+        self.made_room || !self.ready.is_empty() || !self.dirty.is_empty() || self.ring.has_work()
     }
 }
 

@@ -39,6 +39,7 @@ pub struct AppendArgs {
 #[derive(Default)]
 struct Tally {
     records: u64,
+    acknowledged: u64,
     bytes: u64,
     first: Option<Position>,
     last: Option<Position>,
@@ -71,6 +72,7 @@ impl Pipeline {
         let number = self.tally.records - self.pending.len() as u64 + 1;
         let Some(pending) = self.pending.pop_front() else { return Ok(()) };
         let position = pending.wait().map_err(|e| Stop::Failed(format!("record {number} was not appended: {e}")))?;
+        self.tally.acknowledged += 1;
         self.tally.first.get_or_insert(position);
         self.tally.last = Some(position);
         Ok(())
@@ -104,14 +106,14 @@ pub fn run(args: &AppendArgs) -> Outcome {
     let finished = pipeline.finish();
     let tally = &pipeline.tally;
     if let Err(Stop::Failed(error)) = read.and(finished) {
-        let acknowledged = tally.records - pipeline.pending.len() as u64;
+        let acknowledged = tally.acknowledged;
         return Err(Stop::Failed(format!("{error} ({acknowledged} records were appended before)")));
     }
     report(tally, started.elapsed().as_secs_f64(), args.json)
 }
 
 fn report(tally: &Tally, seconds: f64, json: bool) -> Outcome {
-    let Tally { records, bytes, first, last } = tally;
+    let Tally { records, bytes, first, last, .. } = tally;
     let (rate, mib) = (*records as f64 / seconds, *bytes as f64 / seconds / (1 << 20) as f64);
     if json {
         let value = serde_json::json!({

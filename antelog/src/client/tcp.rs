@@ -4,7 +4,7 @@
 //! are is bounded by the number of nodes, because an address is not dialled again before the answer.
 
 use std::collections::VecDeque;
-use std::net::ToSocketAddrs;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -62,9 +62,16 @@ impl Caller {
     }
 }
 
-fn map_of(welcome: &Welcome, address: &str) -> Result<ClusterMap, String> {
-    ClusterMap::decode(&welcome.payload)
-        .map_err(|error| format!("{address} sent a malformed map of the cluster: {error}"))
+/// The cluster's map. A node that listens on all its interfaces says so in its address; it is meant where we met it.
+fn map_of(welcome: &Welcome, address: &str, peer: SocketAddr) -> Result<ClusterMap, String> {
+    let mut map = ClusterMap::decode(&welcome.payload)
+        .map_err(|error| format!("{address} sent a malformed map of the cluster: {error}"))?;
+    for (_, gate) in &mut map.shards {
+        if let Some(everywhere) = gate.parse::<SocketAddr>().ok().filter(|a| a.ip().is_unspecified()) {
+            *gate = SocketAddr::new(peer.ip(), everywhere.port()).to_string();
+        }
+    }
+    Ok(map)
 }
 
 /// Asks all addresses at once what the cluster is like: its map, and the ring that its nodes grant a client, in bytes.
@@ -78,9 +85,9 @@ pub(super) fn first_contact(caller: &Caller, addresses: &[String]) -> Result<(Cl
     for address in addresses {
         let (caller, address, answer) = (caller.clone(), address.clone(), answer.clone());
         let ask = move || {
-            let result = caller.call(&address).and_then(|(_, welcome)| {
+            let result = caller.call(&address).and_then(|(link, welcome)| {
                 let ring_bytes = usize::try_from(welcome.ring_bytes).unwrap_or(usize::MAX);
-                Ok((map_of(&welcome, &address)?, ring_bytes))
+                Ok((map_of(&welcome, &address, link.peer())?, ring_bytes))
             });
             // Nobody listens any more when another address was faster.
             let _ = answer.send(result);
@@ -128,7 +135,8 @@ impl Dialer<TcpLink> for TcpDialer {
         let call = move || {
             let result = caller.call(&to).and_then(|(link, welcome)| {
                 let ring_bytes = usize::try_from(welcome.ring_bytes).unwrap_or(usize::MAX);
-                Ok((link, map_of(&welcome, &to)?, ring_bytes, welcome.incarnation))
+                let map = map_of(&welcome, &to, link.peer())?;
+                Ok((link, map, ring_bytes, welcome.incarnation))
             });
             let mut answers = lock(&answers);
             answers.queue.push_back(Dialed { address: to, result });

@@ -116,7 +116,7 @@ impl Due {
                 self.streams.push((stream, from.0 as usize, credit_bytes));
             }
             Request::Unsubscribe { stream } => self.streams.retain(|(s, ..)| *s != stream),
-            Request::Consumed { .. } => {}
+            Request::Consumed { .. } | Request::Cancel { .. } => {}
             Request::Follow => {
                 let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
                 let head = grant_head(0, WindowMode::Fixed, 0, CUTS, Position(0));

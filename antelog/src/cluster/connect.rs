@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use antelog_core::config::{Config, NodeEntry, Role, resolve};
 use antelog_core::handshake::{Endpoint, Hello, Refusal, RefusalCode, Welcome};
@@ -58,6 +58,9 @@ pub(super) fn bind(config: &mut Config, local: &BTreeSet<u16>) -> Result<Ports, 
             *address = bound;
             ports.clients.push(listener);
         }
+    }
+    if ports.clients.len() > 1 {
+        return Err("the primaries of one process share one gate: give them the same 'clients' address".into());
     }
     Ok(ports)
 }
@@ -405,10 +408,13 @@ impl Line {
                         (self.log)(&format!("node {}: connected to node {} at {}", self.from, self.to, self.address));
                         said.clear();
                     }
-                    pause = BACKOFF_MIN;
                     self.mail.send(Admission::Node { peer: self.peer, link });
+                    let connected = Instant::now();
                     if lost.recv().is_err() {
                         return;
+                    }
+                    if connected.elapsed() > BACKOFF_MAX {
+                        pause = BACKOFF_MIN;
                     }
                     (self.log)(&format!("node {}: lost node {} at {}", self.from, self.to, self.address));
                 }

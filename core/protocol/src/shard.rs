@@ -51,6 +51,17 @@ pub trait ShardOut {
     fn report(&mut self, report: &Report);
 }
 
+/// Room in the log region for fills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FillRoom {
+    /// Fills go as far as a cut needs.
+    Plenty,
+    /// The log takes no records any more: fills go to the end of the grants, so that they need few entries.
+    Few,
+    /// Not even for an entry of no-ops: nothing is filled, so this shard's cuts end here.
+    None,
+}
+
 /// What became of an append.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Append {
@@ -115,8 +126,7 @@ pub struct Shard {
     pending: VecDeque<Pending>,
     stats: ShardStats,
     failed: bool,
-    /// The log takes no records any more: fills go to the end of the grants, so that they need few entries.
-    full: bool,
+    room: FillRoom,
 }
 
 impl Shard {
@@ -141,7 +151,7 @@ impl Shard {
             pending: VecDeque::with_capacity(config.pending_max),
             stats: ShardStats::default(),
             failed: false,
-            full: false,
+            room: FillRoom::Plenty,
             config,
         }
     }
@@ -303,20 +313,20 @@ impl Shard {
         }
     }
 
-    /// The log region has no room for records left (`true`), or has again.
-    pub fn set_full(&mut self, full: bool) {
-        self.full = full;
+    /// Says how much room the log region has left for fills.
+    pub fn set_room(&mut self, room: FillRoom) {
+        self.room = room;
     }
 
     /// Fills up to the target; at an edge without a grant the target stays and is resumed on the grant (L1).
     fn fill_to_target(&mut self, now_ns: u64, out: &mut impl ShardOut) {
-        if self.failed || self.ledger.mode() != Some(WindowMode::Fixed) {
+        if self.failed || self.room == FillRoom::None || self.ledger.mode() != Some(WindowMode::Fixed) {
             return;
         }
         let point = self.target.point.min(self.ledger.granted_point());
         let Some(end) = self.ledger.lsn_at(self.config.shard, point) else { return };
         if end > self.appended {
-            let end = if self.full { self.granted } else { end };
+            let end = if self.room == FillRoom::Few { self.granted } else { end };
             self.stats.fills_by_target += 1;
             self.fill(now_ns, end, out);
         }
@@ -423,7 +433,7 @@ impl Shard {
     /// Fills the cut that holds a real record which has waited a tick.
     fn fill_by_age(&mut self, now_ns: u64, out: &mut impl ShardOut) {
         let aged = self.partial_since_ns.is_some_and(|since| now_ns >= since + self.config.tick_ns);
-        if !aged || self.failed {
+        if !aged || self.failed || self.room == FillRoom::None {
             return;
         }
         // Beyond the grants there is no cut to fill yet; the grant comes back here.
@@ -465,7 +475,7 @@ impl Shard {
         let report = self.reported_at_ns.map_or(0, |at| at + self.config.report_every_ns);
         let order = match self.ledger.mode() {
             Some(WindowMode::Fixed) => match (self.partial_since_ns, self.cut_end) {
-                (Some(since), Some(_)) => since + self.config.tick_ns,
+                (Some(since), Some(_)) if self.room != FillRoom::None => since + self.config.tick_ns,
                 _ => u64::MAX,
             },
             Some(WindowMode::Free) => self.next_tick_ns.unwrap_or(0),

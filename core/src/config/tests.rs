@@ -61,6 +61,8 @@ fn impossible_values_are_refused_in_one_line() {
         ("listen = \"127.0.0.1:7400\"", "listen = \"7400\"", "node 0: listen: '7400' is no address"),
         ("id = 2", "id = 1", "node 1 is listed twice"),
         ("tick_us = 500", "record_bytes_max = 4194304", "client_ring_bytes must be at least 33554432"),
+        ("tick_us = 500", "record_bytes_max = 9\nclient_ring_bytes = 4096", "client_ring_bytes must be at least 32768"),
+        ("tick_us = 500", "client_ring_bytes = 16", "client_ring_bytes must be a power of two from 4096"),
         ("tick_us = 500", "region_bytes = 1000", "cluster.region_bytes must be a multiple of 65536"),
     ] {
         let error = error(&GOOD.replace(from, to));

@@ -69,6 +69,18 @@ impl LogReader {
 
     /// A cursor at a slot that is appended and kept, or at the log's end. [`Overrun`] when it was dropped.
     pub fn seek(&self, lsn: Lsn) -> Result<Cursor, Overrun> {
+        loop {
+            if let Ok(cursor) = self.seek_once(lsn) {
+                return Ok(cursor);
+            }
+            // The head moved meanwhile: that matters only if it passed the slot.
+            if self.first().is_ok_and(|first| lsn < first.lsn) {
+                return Err(Overrun);
+            }
+        }
+    }
+
+    fn seek_once(&self, lsn: Lsn) -> Result<Cursor, Overrun> {
         let (head, tail) = (self.shared.head(), self.shared.tail());
         let first = self.first()?;
         if lsn < first.lsn {
@@ -91,6 +103,8 @@ impl LogReader {
     pub fn item(&self, cursor: &mut Cursor) -> Result<Item, Overrun> {
         loop {
             let header = self.header(cursor.at)?;
+            // Only a header that was not being overwritten says how long its entry is.
+            self.check(cursor.at)?;
             let end = header.lsn.plus(header.count.into());
             if header.kind == EntryKind::Pad || end <= cursor.lsn {
                 cursor.at += header.span_bytes() as u64;

@@ -158,3 +158,22 @@ fn a_verifier_stops_at_the_first_break_of_the_chain() {
     let mut stranger = Verifier::new(log.region().clone(), ShardId(5));
     assert_eq!(stranger.step(log.tail()), Err(VerifyError::Shard(SHARD)));
 }
+
+#[test]
+fn a_slot_that_is_kept_is_found_whatever_was_dropped_before_it() {
+    let mut log = writer(Retention::Recycle);
+    let reader = log.reader();
+    for number in 0..50 {
+        append(&mut log, number, 4096).unwrap();
+    }
+    // A cursor that waits for a slot to come stands at the tail of now.
+    let waiting = reader.seek(Lsn(1000)).unwrap();
+    for number in 50..1001 {
+        log.set_limits(log.next_lsn(), u64::MAX);
+        append(&mut log, number, 4096).unwrap();
+    }
+    assert_eq!(reader.check(waiting.at), Err(Overrun), "the place is gone");
+    let mut found = reader.seek(Lsn(1000)).unwrap();
+    assert_eq!(read(&reader, &mut found).unwrap().0, 1000, "the slot is not");
+    assert_eq!(reader.item(&mut waiting.clone()), Err(Overrun), "nothing is read from a place that is gone");
+}

@@ -177,7 +177,8 @@ impl LogWriter {
         if self.retention == Retention::Recycle {
             let _ = self.make_room(0);
         }
-        self.tail + 2 * (HEADER_BYTES as u64) <= self.limit()
+        // A cycle may write a few.
+        self.tail + 64 * (HEADER_BYTES as u64) <= self.limit()
     }
 
     fn write(&mut self, header: EntryHeader, payload: &[u8]) {

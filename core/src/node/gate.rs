@@ -16,6 +16,7 @@ use antelog_protocol::ledger::{Applied, Ledger};
 use antelog_protocol::wire::order::OrderEntry;
 use antelog_protocol::{ClientId, Lsn};
 
+pub(crate) use self::client::reply_bytes_max;
 use self::client::{Answer, Client, Outcome};
 use super::agent::Agent;
 use super::bus::{self, ShardPort, ToGate};
@@ -102,8 +103,8 @@ struct Common {
     relay: OrderLog,
     tails: VecDeque<TailQuestion>,
     next_tail_token: u64,
-    /// A request did not fit into a shard's queue.
-    queue_full: bool,
+    /// A request did not fit into a port's queue: the port, and the bytes it needs.
+    queue_full: Option<(usize, usize)>,
     counters: GateCounters,
 }
 
@@ -141,7 +142,7 @@ impl<T: Transport> GateAgent<T> {
             relay: OrderLog::new(0, RELAY_ENTRIES_MAX, RELAY_BYTES_MAX),
             tails: VecDeque::with_capacity(TAILS_MAX),
             next_tail_token: 0,
-            queue_full: false,
+            queue_full: None,
             counters,
             config: parts.config,
         };
@@ -251,8 +252,9 @@ impl<T: Transport> GateAgent<T> {
                     }
                     ToGate::Order { .. } => {}
                     ToGate::ReadIndexIs { token, index } => {
-                        if let Some(question) = self.common.tails.iter_mut().find(|q| q.token == token) {
-                            question.index = Some(index);
+                        // Tokens are sent in order, so an answer is good for every older question too.
+                        for question in self.common.tails.iter_mut().filter(|q| q.token <= token) {
+                            question.index.get_or_insert(index);
                         }
                     }
                 }
@@ -291,7 +293,7 @@ impl<T: Transport> GateAgent<T> {
 
     fn serve_clients(&mut self) -> usize {
         let mut work = 0;
-        (self.again, self.common.queue_full) = (false, false);
+        (self.again, self.common.queue_full) = (false, None);
         for slot in 0..self.clients.len() {
             let Some(client) = self.clients[slot].as_deref_mut() else { continue };
             let peer = PeerId(slot as u16);
@@ -366,7 +368,7 @@ impl<T: Transport> Agent for GateAgent<T> {
         self.transport.prepare_wait()
             || self.mailbox.waits()
             || self.common.ports.iter().any(|p| !p.answers.is_empty())
-            || (self.common.queue_full && self.common.ports.iter().any(|p| p.requests.room() > 0))
+            || self.common.queue_full.is_some_and(|(port, bytes)| self.common.ports[port].requests.room() >= bytes)
             || progress.into_iter().any(|(port, seen)| port.progress.deliverable() != *seen)
     }
 }

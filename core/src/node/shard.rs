@@ -5,7 +5,7 @@
 use std::os::fd::RawFd;
 use std::sync::mpsc::Sender;
 
-use antelog_protocol::shard::{Append, Shard, ShardConfig, ShardOut};
+use antelog_protocol::shard::{Append, FillRoom, Shard, ShardConfig, ShardOut};
 use antelog_protocol::wire::node::{NODE_MESSAGE_BYTES_MAX, NodeMessage, Report};
 use antelog_protocol::wire::order::{ORDER_ENTRY_BYTES_MAX, OrderEntry};
 use antelog_protocol::{ClientId, Lsn, Position, Refusal, ShardId};
@@ -93,9 +93,13 @@ pub struct ShardAgent<T: Transport> {
     report: Option<Report>,
     /// A question for the sequencer that has not left.
     read_index: Option<u64>,
+    /// The newest question that was not answered: asked again on a new connection.
+    asked: Option<u64>,
     events: Box<[Event]>,
     counters: ShardCounters,
     full: bool,
+    /// The operator was told that the region is used up.
+    exhausted: bool,
     /// Requests wait for acknowledgements or for entries to be confirmed.
     blocked: bool,
     /// Requests wait for room at the gate or for backups.
@@ -155,9 +159,11 @@ impl<T: Transport> ShardAgent<T> {
             sequencer_connected: false,
             report: None,
             read_index: None,
+            asked: None,
             events: vec![Event::Notified { peer: SEQUENCER, value: 0 }; 64].into_boxed_slice(),
             counters: ShardCounters::new(&parts.counters),
             full: false,
+            exhausted: false,
             blocked: false,
             no_room: false,
         }
@@ -168,6 +174,7 @@ impl<T: Transport> ShardAgent<T> {
         if peer == SEQUENCER {
             self.transport.admit(peer, link, &[]);
             self.sequencer_connected = true;
+            self.read_index = self.asked;
             let (shard, mut effects) = self.split(&[]);
             shard.on_sequencer_connected(now_ns, &mut effects);
         } else if let Some(mirror) = self.mirrors.iter_mut().find(|m| m.peer() == peer) {
@@ -181,6 +188,24 @@ impl<T: Transport> ShardAgent<T> {
     fn split<'a>(&'a mut self, record: &'a [u8]) -> (&'a mut Shard, Effects<'a>) {
         let effects = Effects { log: &mut self.log, record, answers: &mut self.gate.answers, report: &mut self.report };
         (&mut self.shard, effects)
+    }
+
+    /// Tells the protocol how much room fills have. A cycle writes far less than what separates the steps.
+    fn look_at_room(&mut self) {
+        let room = if self.log.make_room(0).is_ok() {
+            FillRoom::Plenty
+        } else if self.log.has_room_for_no_ops() {
+            FillRoom::Few
+        } else {
+            FillRoom::None
+        };
+        if room == FillRoom::None && !self.log.recycles() && !self.exhausted {
+            self.exhausted = true;
+            let text = "the log region has no room left even for no-ops: no shard's records can be ordered any more; \
+                        restart the cluster with a larger region_bytes";
+            let _ = self.notices.send(Notice::Warning { agent: self.name.clone(), text: text.into() });
+        }
+        self.shard.set_room(room);
     }
 
     fn take_events(&mut self, now_ns: u64) -> usize {
@@ -217,11 +242,10 @@ impl<T: Transport> ShardAgent<T> {
                 tell_gate(&mut self.gate.answers, &[&bus::order_head(index), entry]);
             }
             Ok(NodeMessage::Target(target)) if peer == SEQUENCER => {
-                if effects.log.has_room_for_no_ops() {
-                    self.shard.on_target(now_ns, target, &mut effects);
-                }
+                self.shard.on_target(now_ns, target, &mut effects);
             }
             Ok(NodeMessage::ReadIndexIs { token, index }) if peer == SEQUENCER => {
+                self.asked = self.asked.filter(|asked| *asked > token);
                 tell_gate(&mut self.gate.answers, &[&bus::read_index_is(token, index)]);
             }
             // Not a message for a primary: its sender does not speak the protocol.
@@ -255,11 +279,8 @@ impl<T: Transport> ShardAgent<T> {
             let Some(bytes) = self.gate.requests.peek() else { break };
             match bus::to_shard(bytes) {
                 ToShard::ReadIndex { token } => {
-                    if self.read_index.is_some() {
-                        self.blocked = true;
-                        break;
-                    }
-                    self.read_index = Some(token);
+                    // A newer question's answer is good for older ones too.
+                    (self.read_index, self.asked) = (Some(token), Some(token));
                 }
                 ToShard::Append { client, seq, record } => {
                     let verdict = self.shard.judge(client, seq);
@@ -288,7 +309,6 @@ impl<T: Transport> ShardAgent<T> {
                             }
                             Err(_) => {
                                 self.full = true;
-                                self.shard.set_full(true);
                                 let region_bytes = self.log.region().len() as u64;
                                 Some(bus::refused(client, seq, Refusal::RegionFull { region_bytes }))
                             }
@@ -369,10 +389,11 @@ impl<T: Transport> Agent for ShardAgent<T> {
     }
 
     fn duty_cycle(&mut self, now_ns: u64) -> usize {
+        self.look_at_room();
         let mut work = self.take_events(now_ns);
         work += self.admit(now_ns);
         work += self.take_requests(now_ns);
-        if self.shard.deadline_ns() <= now_ns && self.log.has_room_for_no_ops() {
+        if self.shard.deadline_ns() <= now_ns {
             let (shard, mut effects) = self.split(&[]);
             shard.on_time(now_ns, &mut effects);
             work += 1;

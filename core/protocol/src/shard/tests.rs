@@ -275,3 +275,25 @@ fn a_cut_over_slots_that_are_not_durable_is_a_broken_invariant() {
     rig.append(0, 0);
     rig.cut(1, 0, 1, 0);
 }
+
+#[test]
+fn a_full_log_fills_to_the_end_of_the_grants_and_one_without_any_room_only_reports() {
+    let mut rig = Rig::granted();
+    rig.shard.set_room(FillRoom::Few);
+    rig.target(10, 0, 1);
+    assert_eq!(rig.world.no_ops, [(0, 12)], "one entry for the whole window");
+    rig.shard.set_room(FillRoom::None);
+    rig.grant(20);
+    rig.target(30, 1, 1);
+    rig.append(30, 0);
+    rig.shard.on_time(200 * TICK, &mut rig.world);
+    assert_eq!(rig.world.no_ops.len(), 1);
+    let reports = rig.world.reports.len();
+    rig.shard.on_time(400 * TICK, &mut rig.world);
+    assert_eq!(rig.world.reports.len(), reports + 1, "it is still heard of");
+    assert!(rig.shard.deadline_ns() > 400 * TICK, "and does not spin");
+    // Room again: the target was kept.
+    rig.shard.set_room(FillRoom::Plenty);
+    rig.target(410 * TICK, 1, 2);
+    assert_eq!(rig.world.no_ops.len(), 2);
+}

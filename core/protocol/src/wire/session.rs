@@ -55,6 +55,11 @@ pub enum Request<'a> {
         /// The position.
         position: Position,
     },
+    /// Forget a read that was not answered.
+    Cancel {
+        /// The read's token.
+        token: u64,
+    },
     /// Ask for the first position that is not bound.
     Tail {
         /// Chosen by the client.
@@ -205,6 +210,9 @@ impl<'a> Request<'a> {
             Request::Read { token, position } => {
                 w.u16(6).u16(0).u32(0).u64(token).u64(position.0);
             }
+            Request::Cancel { token } => {
+                w.u16(8).u16(0).u32(0).u64(token);
+            }
             Request::Tail { token } => {
                 w.u16(7).u16(0).u32(0).u64(token);
             }
@@ -227,6 +235,7 @@ impl<'a> Request<'a> {
             5 => Request::Follow,
             6 => Request::Read { token: r.u64()?, position: Position(r.u64()?) },
             7 => Request::Tail { token: r.u64()? },
+            8 => Request::Cancel { token: r.u64()? },
             tag => return Err(DecodeError::Tag(tag as u8)),
         };
         r.finish()?;

@@ -27,6 +27,8 @@ struct Lane {
     shard: ShardId,
     gate: usize,
     next_seq: u64,
+    /// Numbers below this one were used at some time; a refusal takes `next_seq` back, and late answers still come.
+    used_to: u64,
     queue: VecDeque<Outstanding>,
     /// Of the queue, how many were sent on the current connection.
     sent: usize,
@@ -71,7 +73,15 @@ impl Appends {
                     }
                 }
                 Err(index) => {
-                    let lane = Lane { shard: *shard, gate, next_seq: 0, queue: VecDeque::new(), sent: 0, resume: None };
+                    let lane = Lane {
+                        shard: *shard,
+                        gate,
+                        next_seq: 0,
+                        used_to: 0,
+                        queue: VecDeque::new(),
+                        sent: 0,
+                        resume: None,
+                    };
                     self.lanes.insert(index, lane);
                 }
             }
@@ -124,6 +134,7 @@ impl Appends {
             self.behind = true;
         }
         lane.next_seq += 1;
+        lane.used_to = lane.used_to.max(lane.next_seq);
         lane.queue.push_back(Outstanding { seq, record: keep() });
         self.outstanding += 1;
         Ok(seq)
@@ -134,7 +145,7 @@ impl Appends {
     pub(super) fn settle(&mut self, shard: ShardId, seq: u64, refusal: Option<Refusal>) -> Result<bool, &'static str> {
         let index = self.lane_index(shard).ok_or("it answered an append to a shard that was never used")?;
         let lane = &mut self.lanes[index];
-        if seq >= lane.next_seq {
+        if seq >= lane.used_to {
             return Err("it answered an append that was never sent");
         }
         let at = match lane.queue.front() {
@@ -152,6 +163,8 @@ impl Appends {
         match refusal {
             // The log has forgotten the session: it may begin again.
             Some(Refusal::UnknownSession) => lane.resume = Some(0),
+            // The number was used, long ago: it must not be used again.
+            Some(Refusal::Forgotten) => {}
             Some(_) => lane.resume = Some(lane.resume.map_or(seq, |r| r.min(seq))),
             None => {}
         }

@@ -36,6 +36,8 @@ pub(super) struct Questions {
     next: u64,
     open: BTreeMap<u64, Question>,
     unsent: VecDeque<u64>,
+    /// Reads to be withdrawn: the gate asked, and the number.
+    withdrawn: VecDeque<(usize, u64)>,
 }
 
 impl Questions {
@@ -59,6 +61,11 @@ impl Questions {
 
     /// Forgets what was asked under the owner's token.
     pub(super) fn cancel(&mut self, token: u64) {
+        for (number, question) in self.open.iter().filter(|(_, q)| q.token == token) {
+            if let (Some(gate), Kind::Read(_)) = (question.gate, question.kind) {
+                self.withdrawn.push_back((gate, *number));
+            }
+        }
         self.open.retain(|_, q| q.token != token);
     }
 
@@ -74,6 +81,14 @@ impl Questions {
     /// Sends what can be sent: to the gate of the shard in question, otherwise to any that is connected.
     pub(super) fn pump(&mut self, gates: &mut [Gate], appends: &Appends) -> usize {
         let mut work = 0;
+        while let Some(&(gate, token)) = self.withdrawn.front() {
+            // A gate that is not connected has forgotten it already.
+            if gates.get_mut(gate).is_some_and(|g| g.up() && g.push(&Request::Cancel { token }).is_err()) {
+                break;
+            }
+            self.withdrawn.pop_front();
+            work += 1;
+        }
         for _ in 0..self.unsent.len() {
             let Some(number) = self.unsent.pop_front() else { break };
             let Some(question) = self.open.get_mut(&number) else { continue };

@@ -18,7 +18,7 @@ use crate::transport::{Full, PeerId, Transport};
 /// Requests served for one client in one cycle.
 const REQUESTS_PER_CYCLE: usize = 128;
 /// Reads of one client that wait at a time.
-const READS_MAX: usize = 64;
+const READS_MAX: usize = 1024;
 /// Streams of one client.
 const STREAMS_MAX: usize = 1024;
 
@@ -63,18 +63,25 @@ pub(super) struct Client {
     following: Option<Following>,
     /// Some stream has more to deliver than a cycle's share.
     more: bool,
+    /// The client's ring takes the largest record and the largest order entry. A first contact asks for a small one.
+    answers_fit: bool,
+    /// What was bound when the waiting reads were looked at last; `None` when a new one came since.
+    reads_seen: Option<Position>,
 }
 
 impl Client {
     pub(super) fn new(session: ClientId, ring: Ring, config: &GateConfig, ports: usize) -> Client {
         let answers_max = config.outstanding_max as usize * ports + STREAMS_MAX + TAILS_MAX;
+        let largest = reply_bytes_max(config.record_bytes_max as usize);
         Client {
             session,
+            answers_fit: ring.message_bytes_max() >= largest,
+            reads_seen: None,
             ring,
             outstanding: vec![0; ports],
             answers: VecDeque::with_capacity(answers_max),
             answers_max,
-            reads: VecDeque::with_capacity(READS_MAX),
+            reads: VecDeque::new(),
             streams: Vec::new(),
             following: None,
             more: false,
@@ -132,32 +139,19 @@ impl Client {
     fn take_request(&mut self, common: &mut Common) -> Result<Taken, String> {
         let Some(bytes) = self.ring.peek().map_err(|e| e.to_string())? else { return Ok(Taken::Nothing) };
         let request = Request::decode(bytes).map_err(|e| format!("it sent what is no request: {e}"))?;
+        let small = !self.answers_fit;
+        if small && matches!(request, Request::Subscribe { .. } | Request::Follow | Request::Read { .. }) {
+            return Err("its ring is too small for this cluster's records".into());
+        }
         match request {
             Request::Append { shard, seq, record } => {
-                let port = common.ports.iter().position(|p| p.shard == shard);
-                let limit_bytes = common.config.record_bytes_max;
-                let refusal = match port {
-                    None => Some(Refusal::NotHere),
-                    Some(_) if record.len() > limit_bytes as usize => Some(Refusal::TooLarge { limit_bytes }),
-                    Some(_) => None,
-                };
                 if self.answers.len() == self.answers_max {
                     return Ok(Taken::Stalled);
                 }
-                if let (Some(port), None) = (port, refusal) {
-                    if self.outstanding[port] >= common.config.outstanding_max {
-                        return Ok(Taken::Stalled);
-                    }
-                    let head = bus::append_head(self.session, seq);
-                    if common.ports[port].requests.push(&[&head, record]).is_err() {
-                        common.counters.pushed_back.add(1);
-                        common.queue_full = true;
-                        return Ok(Taken::Stalled);
-                    }
-                    self.outstanding[port] += 1;
-                    common.counters.appends.add(1);
-                } else if let Some(refusal) = refusal {
-                    self.answers.push_back(Answer::Refused { shard, seq, refusal });
+                match hand_over(common, self.session, &mut self.outstanding, shard, seq, record) {
+                    Ok(()) => {}
+                    Err(Some(refusal)) => self.answers.push_back(Answer::Refused { shard, seq, refusal }),
+                    Err(None) => return Ok(Taken::Stalled),
                 }
             }
             Request::Subscribe { stream, shard, from, credit_bytes } => {
@@ -183,17 +177,20 @@ impl Client {
             }
             Request::Read { token, position } => {
                 if self.reads.len() == READS_MAX {
-                    return Ok(Taken::Stalled);
+                    // Leaving it in the ring would hold up appends behind it, which may be what it waits for.
+                    return Err(format!("it waits for more than {READS_MAX} reads"));
                 }
                 self.reads.push_back((token, position));
+                self.reads_seen = None;
             }
+            Request::Cancel { token } => self.reads.retain(|(waiting, _)| *waiting != token),
             Request::Tail { token } => {
                 if common.tails.len() == TAILS_MAX {
                     return Ok(Taken::Stalled);
                 }
                 let ask = bus::read_index(common.next_tail_token);
                 if common.ports[0].requests.push(&[&ask]).is_err() {
-                    common.queue_full = true;
+                    common.queue_full = Some((0, ask.len()));
                     return Ok(Taken::Stalled);
                 }
                 common.tails.push_back(TailQuestion {
@@ -219,11 +216,12 @@ impl Client {
             self.answers.pop_front();
             count += 1;
         }
+        // The order stream goes first: a client that catches up must not be kept from confirming what it has.
+        count += self.relay(common);
         match self.deliver(common)? {
             (delivered, true) => count += delivered,
             (delivered, false) => return Ok(count + delivered),
         }
-        count += self.relay(common);
         count += self.read(common);
         Ok(count)
     }
@@ -288,13 +286,25 @@ impl Client {
 
     /// Answers the reads whose position is bound.
     fn read(&mut self, common: &Common) -> usize {
+        let committed = common.ledger.committed();
+        if self.reads.is_empty() || self.reads_seen == Some(committed) {
+            return 0;
+        }
+        self.reads_seen = Some(committed);
         let mut count = 0;
         for _ in 0..self.reads.len() {
             let Some((token, position)) = self.reads.pop_front() else { break };
             match read(&mut self.ring, common, token, position) {
                 Ok(true) => count += 1,
-                Ok(false) => self.reads.push_back((token, position)),
+                Ok(false) => {
+                    if position < committed {
+                        // Bound, but its shard's progress has not got here: look again.
+                        self.reads_seen = None;
+                    }
+                    self.reads.push_back((token, position));
+                }
                 Err(Full) => {
+                    self.reads_seen = None;
                     self.reads.push_front((token, position));
                     break;
                 }
@@ -302,6 +312,40 @@ impl Client {
         }
         count
     }
+}
+
+/// Bytes of the largest message a gate sends.
+pub(crate) const fn reply_bytes_max(record_bytes_max: usize) -> usize {
+    let body = if record_bytes_max > ORDER_ENTRY_BYTES_MAX { record_bytes_max } else { ORDER_ENTRY_BYTES_MAX };
+    SESSION_HEAD_BYTES_MAX + body
+}
+
+/// Hands an append over to its shard. `Err(None)`: not now.
+fn hand_over(
+    common: &mut Common,
+    session: ClientId,
+    outstanding: &mut [u32],
+    shard: ShardId,
+    seq: u64,
+    record: &[u8],
+) -> Result<(), Option<Refusal>> {
+    let limit_bytes = common.config.record_bytes_max;
+    let port = common.ports.iter().position(|p| p.shard == shard).ok_or(Some(Refusal::NotHere))?;
+    if record.len() > limit_bytes as usize {
+        return Err(Some(Refusal::TooLarge { limit_bytes }));
+    }
+    if outstanding[port] >= common.config.outstanding_max {
+        return Err(None);
+    }
+    let head = bus::append_head(session, seq);
+    if common.ports[port].requests.push(&[&head, record]).is_err() {
+        common.counters.pushed_back.add(1);
+        common.queue_full = Some((port, head.len() + record.len()));
+        return Err(None);
+    }
+    outstanding[port] += 1;
+    common.counters.appends.add(1);
+    Ok(())
 }
 
 enum Taken {

@@ -95,8 +95,12 @@ pub(super) fn deliver(
         }
         // I13: without a grant there is no position to speculate with.
         let Some(position) = ledger.position(port.shard, cursor.lsn) else { break Delivery::Caught };
-        let item = port.log.check(cursor.at).and_then(|()| port.log.item(&mut cursor));
-        let Ok(item) = item else { break trimmed() };
+        if port.log.check(cursor.at).is_err() {
+            // A cursor that waited for its slot may stand at an entry that is gone while the slot itself is there.
+            let Ok(found) = port.log.seek(cursor.lsn) else { break trimmed() };
+            cursor = found;
+        }
+        let Ok(item) = port.log.item(&mut cursor) else { break trimmed() };
         let mut head = [0; SESSION_HEAD_BYTES_MAX];
         match item {
             Item::Record { header, offset } => {

@@ -233,6 +233,7 @@ impl World {
                 Request::Consumed { stream, bytes } => format!("consumed {stream} {bytes}"),
                 Request::Follow => "follow".to_owned(),
                 Request::Read { token, position } => format!("read {token} @{position}"),
+                Request::Cancel { token } => format!("cancel {token}"),
                 Request::Tail { token } => format!("tail {token}"),
             });
             ring.consume();
