@@ -140,3 +140,24 @@ fn appends_go_on_after_every_connection_was_cut() {
     positions.dedup();
     assert_eq!(positions.len(), 400, "every record has a position of its own");
 }
+
+#[test]
+fn one_client_too_many_is_told_so_and_comes_in_when_another_leaves() {
+    let (server, address) = dev(&["--set", "cluster.clients_max=2"]);
+    let first = connect(&address);
+    first.append(None, "1").unwrap();
+    let second = connect(&address);
+    second.append(None, "2").unwrap();
+    let refused = Client::connect(ClientOptions::new([&address])).unwrap_err().to_string();
+    assert!(refused.contains("2 clients are connected") && refused.contains("clients_max"), "{refused}");
+    server.complains("2 clients are connected");
+    drop(first);
+    // The gate notices the closed connection in its own time.
+    let third = loop {
+        if let Ok(client) = Client::connect(ClientOptions::new([&address])) {
+            break client;
+        }
+        std::thread::yield_now();
+    };
+    third.append(None, "3").unwrap();
+}

@@ -137,6 +137,9 @@ pub struct ShardEntry {
     /// Slots it contributes to every cut of a fixed window.
     #[serde(default = "default_quota")]
     pub quota: u32,
+    /// When its ticks of free windows fall, in microseconds into the tick of the machine's clock. Absent: at random, as
+    /// shards on different machines do.
+    pub tick_phase_us: Option<u64>,
 }
 
 fn default_quota() -> u32 {
@@ -450,6 +453,9 @@ impl fmt::Display for Config {
         writeln!(f, "force = {}\nprefault = {}", l.force, l.prefault)?;
         for shard in &self.shards {
             writeln!(f, "\n[[shard]]\nid = {}\nquota = {}", shard.id, shard.quota)?;
+            if let Some(phase) = shard.tick_phase_us {
+                writeln!(f, "tick_phase_us = {phase}")?;
+            }
         }
         for node in &self.nodes {
             writeln!(f, "\n[[node]]\nid = {}\nrole = \"{}\"", node.id, node.role)?;

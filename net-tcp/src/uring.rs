@@ -52,6 +52,10 @@ impl fmt::Display for SetupError {
                 "the kernel may not lock memory for io_uring's queues: raise the memlock limit (ulimit -l, or \
                  LimitMEMLOCK= of the service)",
             ),
+            SetupError::Os(errno @ (libc::EMFILE | libc::ENFILE)) => {
+                let error = io::Error::from_raw_os_error(*errno);
+                write!(f, "cannot set up io_uring: {error}: raise the limit of open files (ulimit -n)")
+            }
             SetupError::Os(errno) => {
                 write!(f, "cannot set up io_uring: {}", io::Error::from_raw_os_error(*errno))
             }

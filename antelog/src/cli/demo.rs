@@ -127,8 +127,11 @@ impl Host for DemoBench {
 impl Bench for DemoBench {
     type Log = DemoLog;
 
-    fn start(&mut self, mode: Ordering, _repetition: u32) -> Result<DemoLog, String> {
+    fn start(&mut self, mode: Ordering, repetition: u32) -> Result<DemoLog, String> {
         let mut config = self.config.clone();
+        for shard in &mut config.shards {
+            shard.tick_phase_us = Some(tick_phase_us(config.cluster.tick_us, shard.id, repetition));
+        }
         config.cluster.ordering = mode;
         let cluster = Cluster::start(config, Nodes::All, std::sync::Arc::new(|_: &str| {}))?;
         let seeds = cluster.client_addresses().to_vec();
@@ -153,7 +156,15 @@ impl Bench for DemoBench {
     }
 }
 
-/// How the cluster shares this machine with the client: decided by the number of cores (`PROTOCOL`-independent).
+/// When a shard's free ticks fall in a repetition. How long a free record waits depends on how far apart the shards' ticks
+/// are; steps of the golden ratio spread the repetitions evenly over all distances, where drawing them would leave
+/// the result to luck.
+fn tick_phase_us(tick_us: u64, shard: u16, repetition: u32) -> u64 {
+    let step = f64::from(shard) * f64::from(repetition) * 0.618_033_988_75;
+    (step.fract() * tick_us as f64) as u64
+}
+
+/// How the cluster shares this machine with the client: decided by the number of cores.
 struct Layout {
     mode: LaunchMode,
     idle: Idle,
@@ -247,4 +258,19 @@ pub fn run(args: &DemoArgs) -> Outcome {
         output::write_file(path, &format!("{:#}\n", report::json(&result)))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::tick_phase_us;
+
+    #[test]
+    fn phases_cover_the_tick_evenly() {
+        assert_eq!(tick_phase_us(1000, 0, 7), 0);
+        assert_eq!([1, 2, 3].map(|r| tick_phase_us(1000, 1, r)), [618, 236, 854]);
+        let mut phases: Vec<u64> = (1..=15).map(|r| tick_phase_us(1000, 1, r)).collect();
+        phases.sort_unstable();
+        assert!(phases.windows(2).all(|w| w[1] - w[0] < 150), "{phases:?}");
+        assert!((450..=550).contains(&phases[7]), "the middle one is in the middle: {phases:?}");
+    }
 }

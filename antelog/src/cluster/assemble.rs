@@ -50,6 +50,8 @@ pub(super) struct Assembly {
 pub(super) struct Doors {
     pub(super) nodes: BTreeMap<u16, Door>,
     pub(super) gate: Option<Door>,
+    /// The gate's counters: how many clients it has.
+    pub(super) gate_counters: Option<Counters>,
 }
 
 /// Numbers of replicas at the sequencer: nodes with a shard, by shard, primaries before backups.
@@ -163,7 +165,7 @@ pub(super) fn assemble(config: &Config, local: &BTreeSet<u16>, notices: &Sender<
         config,
         notices,
         threads: Threads::new(config, agents)?,
-        doors: Doors { nodes: BTreeMap::new(), gate: None },
+        doors: Doors { nodes: BTreeMap::new(), gate: None, gate_counters: None },
         counters: vec![],
         ports: vec![],
         gate: primaries,
@@ -214,7 +216,10 @@ impl Assembler<'_> {
             epoch: 0,
             backups,
             tick_ns: c.tick_us * 1000,
-            tick_phase_ns: random_u64()?,
+            tick_phase_ns: match self.config.shards.iter().find(|s| s.id == shard.0).and_then(|s| s.tick_phase_us) {
+                Some(phase_us) => phase_us * 1000,
+                None => random_u64()?,
+            },
             report_every_ns: c.suspect_ms * 1_000_000 / 4,
             pending_max: c.pending_max,
             sessions_max: c.sessions_max,
@@ -274,6 +279,7 @@ impl Assembler<'_> {
         let (mail, mailbox) = mailbox(self.threads.waker(self.gate));
         self.doors.gate = Some(Door { agent: "gate".into(), mail });
         let counters = self.counters("gate");
+        self.doors.gate_counters = Some(counters.clone());
         let ports = std::mem::take(&mut self.ports);
         let notices = self.notices.clone();
         Ok(Box::new(move || {

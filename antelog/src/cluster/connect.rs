@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use antelog_core::config::{Config, NodeEntry, Role, resolve};
+use antelog_core::counters::Counters;
 use antelog_core::handshake::{Endpoint, Hello, Refusal, RefusalCode, Welcome};
 use antelog_core::node::backup::PRIMARY;
 use antelog_core::node::mailbox::{Admission, MailSender, Notice};
@@ -87,7 +88,7 @@ pub(super) fn serve(
     }
     for listener in ports.clients {
         let Some(door) = &doors.gate else { continue };
-        let accept = GateAccept::new(config, door, log.clone());
+        let accept = GateAccept::new(config, door, doors.gate_counters.clone(), log.clone());
         handles.push(listener.serve(Arc::new(accept)).map_err(failed)?);
     }
     Ok(handles)
@@ -239,6 +240,7 @@ impl Accept for NodeAccept {
 struct GateAccept {
     config: Config,
     map: Vec<u8>,
+    counters: Option<Counters>,
     mail: MailSender<Admission<TcpLink>>,
     log: OperatorLog,
 }
@@ -262,8 +264,15 @@ pub(super) fn cluster_map(config: &Config) -> ClusterMap {
 }
 
 impl GateAccept {
-    fn new(config: &Config, door: &Door, log: OperatorLog) -> GateAccept {
-        GateAccept { config: config.clone(), map: cluster_map(config).encode(), mail: door.mail.clone(), log }
+    fn new(config: &Config, door: &Door, counters: Option<Counters>, log: OperatorLog) -> GateAccept {
+        let map = cluster_map(config).encode();
+        GateAccept { config: config.clone(), map, counters, mail: door.mail.clone(), log }
+    }
+
+    /// Clients connected now.
+    fn clients(&self) -> u64 {
+        let counters = self.counters.as_ref().map(Counters::snapshot).unwrap_or_default();
+        counters.iter().find(|(name, _)| name == "gate.clients").map_or(0, |(_, clients)| *clients)
     }
 }
 
@@ -275,6 +284,10 @@ impl Accept for GateAccept {
             return Err(Refusal::new(RefusalCode::Node, text));
         }
         let c = &self.config.cluster;
+        if self.clients() >= c.clients_max.into() {
+            let text = format!("{} clients are connected, as many as cluster.clients_max allows", c.clients_max);
+            return Err(Refusal::new(RefusalCode::Busy, text));
+        }
         let ring = hello.ring_bytes;
         let most = c.client_ring_bytes as u64;
         let least = antelog_core::channel::CAPACITY_BYTES_MIN as u64;
