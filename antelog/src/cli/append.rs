@@ -124,7 +124,8 @@ fn report(tally: &Tally, seconds: f64, json: bool) -> Outcome {
     }
     match (first, last) {
         (Some(first), Some(last)) => output::print(&format!(
-            "{records} records, {bytes} bytes, positions {first} to {last}, {rate:.0} records/s, {mib:.1} MiB/s"
+            "{records} {}, {bytes} bytes, positions {first} to {last}, {rate:.0} records/s, {mib:.1} MiB/s",
+            if *records == 1 { "record" } else { "records" },
         )),
         _ => output::print("0 records: the input is empty"),
     }

@@ -66,6 +66,8 @@ impl Model {
 pub struct Gain {
     /// Of median delivery latencies, one ratio per repetition.
     pub delivery_p50: Spread,
+    /// Of median end-to-end latencies, one ratio per repetition: hardly moved by a machine that stalls now and then.
+    pub e2e_p50: Spread,
     /// Of mean end-to-end latencies, one ratio per repetition.
     pub e2e_mean: Spread,
     /// Of mean end-to-end latencies, as the model predicts it: the median over repetitions, like the ratio measured; the
@@ -78,21 +80,33 @@ pub struct Gain {
 /// The gain of `fixed` over `free`; `None` when no repetition of both has measured anything.
 pub fn gain(free: &ModeResult, fixed: &ModeResult) -> Option<Gain> {
     assert!(fixed.mode == Ordering::Fixed && free.mode != Ordering::Fixed, "gains are of free over fixed");
-    let (mut delivery, mut e2e, mut models) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut delivery, mut e2e_p50, mut e2e, mut models) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for a in &free.repetitions {
         // Repetitions are paired by their number: both were measured close to each other in time.
         let Some(b) = fixed.repetitions.iter().find(|b| b.number == a.number) else { continue };
         let model = model(a, b);
-        let ratios = [a.delivery_p50_us / b.delivery_p50_us, a.e2e_mean_us / b.e2e_mean_us, model.gain()];
+        let ratios = [
+            a.delivery_p50_us / b.delivery_p50_us,
+            a.e2e_p50_us / b.e2e_p50_us,
+            a.e2e_mean_us / b.e2e_mean_us,
+            model.gain(),
+        ];
         if ratios.iter().all(|ratio| ratio.is_finite()) {
             delivery.push(ratios[0]);
-            e2e.push(ratios[1]);
+            e2e_p50.push(ratios[1]);
+            e2e.push(ratios[2]);
             models.push(model);
         }
     }
     models.sort_by(|a, b| a.gain().total_cmp(&b.gain()));
     let model = *models.get(models.len().saturating_sub(1) / 2)?;
-    Some(Gain { delivery_p50: Spread::of(&delivery)?, e2e_mean: Spread::of(&e2e)?, e2e_predicted: model.gain(), model })
+    Some(Gain {
+        delivery_p50: Spread::of(&delivery)?,
+        e2e_p50: Spread::of(&e2e_p50)?,
+        e2e_mean: Spread::of(&e2e)?,
+        e2e_predicted: model.gain(),
+        model,
+    })
 }
 
 fn model(free: &Repetition, fixed: &Repetition) -> Model {

@@ -65,6 +65,7 @@ fn write_gain(text: &mut String, free: Ordering, gain: &Gain) {
     text.push('\n');
     wrap(text, &format!("{} / fixed, median of {pairs} pairs (min–max)", free.name()));
     wrap(text, &format!("  {:<14}{}", "delivery p50", spread(gain.delivery_p50)));
+    wrap(text, &format!("  {:<14}{}", "e2e p50", spread(gain.e2e_p50)));
     let (predicted, best) = (gain.e2e_predicted, gain.model.best_gain());
     let e2e = spread(gain.e2e_mean);
     let limit = "(limit at equal O: 2×)";
@@ -203,6 +204,7 @@ struct JsonMode {
 #[derive(Serialize)]
 struct JsonGain {
     delivery_p50: f64,
+    e2e_p50: f64,
     e2e_mean: f64,
     e2e_predicted: f64,
 }
@@ -259,6 +261,7 @@ pub fn json(demo: &Demo) -> String {
         modes: demo.modes.iter().map(|r| (r.mode.name().replace('-', "_"), JsonMode::of(r))).collect(),
         gain: event.map(|gain| JsonGain {
             delivery_p50: gain.delivery_p50.median,
+            e2e_p50: gain.e2e_p50.median,
             e2e_mean: gain.e2e_mean.median,
             e2e_predicted: gain.e2e_predicted,
         }),

@@ -208,7 +208,7 @@ fn json_has_the_promised_shape() {
     }
     assert_close(json["modes"]["fixed"]["order_path_us"].as_f64().unwrap(), 600.0);
     let gain = json["gain"].as_object().unwrap();
-    assert_eq!(gain.keys().collect::<Vec<_>>(), ["delivery_p50", "e2e_mean", "e2e_predicted"]);
+    assert_eq!(gain.keys().collect::<Vec<_>>(), ["delivery_p50", "e2e_mean", "e2e_p50", "e2e_predicted"]);
     assert_close(gain["delivery_p50"].as_f64().unwrap(), (2.75 + 5.5) / 2.0);
 }
 
