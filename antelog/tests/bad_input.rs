@@ -238,3 +238,25 @@ fn appends_wait_for_a_cluster_that_is_still_starting() {
     assert!(output.status.success());
     assert_eq!(good(&["subscribe", "--cluster", &address, "--lines", "--to-tail"], b""), b"patience\n");
 }
+
+#[test]
+fn a_command_that_waits_says_for_what() {
+    let folder = Folder::new("waits");
+    let (config, address) = cluster_file(&folder, "127.0.0.1", "region_bytes = 67108864");
+    // No backup and no sequencer: nothing is ever bound.
+    let _early = nodes(&config, &[1, 3]);
+    let append = Server::start(&["append", "--cluster", &address, "--file", &config]);
+    append.complains("waiting: record 1 is not acknowledged yet; is every node of the cluster up?");
+    let (dev, address) = dev(&[]);
+    good(&["append", "--cluster", &address], b"seen\n");
+    let subscribe = Server::start(&["subscribe", "--cluster", &address, "--lines"]);
+    subscribe.says("seen");
+    drop(dev);
+    subscribe.complains("waiting: ");
+}
+
+#[test]
+fn a_result_that_cannot_be_written_is_noticed_before_the_measurement() {
+    let error = bad(&["demo", "--json", "/nonexistent/folder/demo.json"], b"");
+    assert!(error.contains("cannot write /nonexistent/folder/demo.json"), "{error}");
+}

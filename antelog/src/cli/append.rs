@@ -9,6 +9,7 @@ use std::time::Instant;
 use antelog::{Client, Pending, Position, ShardId};
 use clap::Args;
 
+use super::output::{SAY_AFTER, Waits};
 use super::{ClusterArgs, Outcome, Stop, output};
 
 /// Appends under way before the oldest is waited for.
@@ -50,6 +51,7 @@ struct Pipeline {
     shard: Option<ShardId>,
     pending: VecDeque<Pending>,
     tally: Tally,
+    waits: Waits,
 }
 
 impl Pipeline {
@@ -71,7 +73,16 @@ impl Pipeline {
     fn wait_one(&mut self) -> Outcome {
         let number = self.tally.records - self.pending.len() as u64 + 1;
         let Some(pending) = self.pending.pop_front() else { return Ok(()) };
-        let position = pending.wait().map_err(|e| Stop::Failed(format!("record {number} was not appended: {e}")))?;
+        let result = loop {
+            if let Some(result) = pending.wait_timeout(SAY_AFTER) {
+                break result;
+            }
+            let problem = self.client.problem();
+            self.waits.say(problem.unwrap_or_else(|| {
+                format!("record {number} is not acknowledged yet; is every node of the cluster up?")
+            }));
+        };
+        let position = result.map_err(|e| Stop::Failed(format!("record {number} was not appended: {e}")))?;
         self.tally.acknowledged += 1;
         self.tally.first.get_or_insert(position);
         self.tally.last = Some(position);
@@ -95,7 +106,8 @@ pub fn run(args: &AppendArgs) -> Outcome {
     let client = args.cluster.connect()?;
     let limit = client.map().record_bytes_max as usize;
     let shard = args.shard.map(ShardId);
-    let mut pipeline = Pipeline { client, shard, pending: VecDeque::new(), tally: Tally::default() };
+    let mut pipeline =
+        Pipeline { client, shard, pending: VecDeque::new(), tally: Tally::default(), waits: Waits::default() };
     let started = Instant::now();
     let mut input = BufReader::with_capacity(1 << 18, input);
     let read = match args.block {

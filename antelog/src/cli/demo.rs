@@ -203,6 +203,7 @@ fn demo_config(args: &DemoArgs, layout: &Layout) -> Result<Config, Stop> {
 
 /// Runs `demo`.
 pub fn run(args: &DemoArgs) -> Outcome {
+    output::check_writable(args.json.as_deref())?;
     let available = cores().len();
     let layout = layout(available, 2 + 2 * usize::from(args.shards));
     let config = demo_config(args, &layout)?;

@@ -1,6 +1,8 @@
 //! Standard output without panics: a reader that goes away ends the command quietly, any other error says what it was.
 
 use std::io::{self, BufWriter, StdoutLock, Write};
+use std::path::Path;
+use std::time::Duration;
 
 use super::{Outcome, Stop};
 
@@ -45,11 +47,39 @@ pub fn print(text: &str) -> Outcome {
 }
 
 /// Writes a file whole or not at all: first beside it, then renamed over it.
-pub fn write_file(path: &std::path::Path, text: &str) -> Outcome {
+pub fn write_file(path: &Path, text: &str) -> Outcome {
     let beside = path.with_extension("partial");
     let failed = |e: io::Error| Stop::Failed(format!("cannot write {}: {e}", path.display()));
     std::fs::write(&beside, text).map_err(failed)?;
     std::fs::rename(&beside, path).map_err(failed)
+}
+
+/// How long a command waits in silence.
+pub const SAY_AFTER: Duration = Duration::from_secs(2);
+
+/// Says on standard error what a command waits for, each reason once.
+#[derive(Default)]
+pub struct Waits {
+    said: String,
+}
+
+impl Waits {
+    /// Says it, unless it was said last.
+    pub fn say(&mut self, reason: String) {
+        if self.said != reason {
+            eprintln!("antelog: waiting: {reason}");
+            self.said = reason;
+        }
+    }
+}
+
+/// Finds out before a long measurement whether its result can be written afterwards.
+pub fn check_writable(path: Option<&Path>) -> Outcome {
+    let Some(path) = path else { return Ok(()) };
+    let beside = path.with_extension("partial");
+    let failed = |e: io::Error| Stop::Failed(format!("cannot write {}: {e}", path.display()));
+    std::fs::write(&beside, "").map_err(failed)?;
+    std::fs::remove_file(&beside).map_err(failed)
 }
 
 /// A record as printable text: what is not printable ASCII or UTF-8 text is escaped, and at most `max` bytes are shown.

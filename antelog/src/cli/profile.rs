@@ -29,6 +29,7 @@ pub fn run(command: &ProfileCommand) -> Outcome {
     if !(args.seconds > 0.0 && args.seconds <= 3600.0) {
         return Err(Stop::Failed(format!("--seconds {}: expected more than 0", args.seconds)));
     }
+    output::check_writable(args.json.as_deref())?;
     let config = FloorConfig { cores: floor::available_cores(), each_ns: (args.seconds * 1e9) as u64 };
     let floor = floor::measure(&config)?;
     output::print(floor.table().trim_end())?;

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use antelog::{Event, Position, Record, Scope, ShardId};
 use clap::Args;
 
-use super::output::{Output, shown};
+use super::output::{Output, SAY_AFTER, Waits, shown};
 use super::{ClusterArgs, Outcome};
 
 /// Bytes of a record shown in text.
@@ -61,13 +61,21 @@ pub fn run(args: &SubscribeArgs) -> Outcome {
     let mut output = Output::new();
     let mut waiting: VecDeque<Waiting> = VecDeque::new();
     let mut written = 0;
+    let mut waits = Waits::default();
     loop {
         let event = match subscription.try_next()? {
             Some(event) => event,
             None => {
                 // Nothing more at once: let the reader have what there is.
                 output.flush()?;
-                subscription.next()?
+                loop {
+                    if let Some(event) = subscription.next_timeout(SAY_AFTER)? {
+                        break event;
+                    }
+                    if let Some(problem) = client.problem() {
+                        waits.say(problem);
+                    }
+                }
             }
         };
         if args.events {
