@@ -446,3 +446,6 @@ fn get_text(r: &mut Reader<'_>) -> Result<String, DecodeError> {
     let bytes = r.bytes(len.into())?;
     core::str::from_utf8(bytes).map(String::from).map_err(|_| DecodeError::Value("text"))
 }
+
+#[cfg(test)]
+mod tests;
