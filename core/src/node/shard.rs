@@ -97,7 +97,6 @@ pub struct ShardAgent<T: Transport> {
     asked: Option<u64>,
     events: Box<[Event]>,
     counters: ShardCounters,
-    full: bool,
     /// The operator was told that the region is used up.
     exhausted: bool,
     /// Requests wait for acknowledgements or for entries to be confirmed.
@@ -162,7 +161,6 @@ impl<T: Transport> ShardAgent<T> {
             asked: None,
             events: vec![Event::Notified { peer: SEQUENCER, value: 0 }; 64].into_boxed_slice(),
             counters: ShardCounters::new(&parts.counters),
-            full: false,
             exhausted: false,
             blocked: false,
             no_room: false,
@@ -308,14 +306,15 @@ impl<T: Transport> ShardAgent<T> {
                                 break;
                             }
                             Err(_) => {
-                                self.full = true;
                                 let region_bytes = self.log.region().len() as u64;
                                 Some(bus::refused(client, seq, Refusal::RegionFull { region_bytes }))
                             }
                         },
                     };
                     if let Some(answer) = answer {
-                        self.counters.refused.add(u64::from(matches!(verdict, Append::Refused(_)) || self.full));
+                        // An accepted append is answered at once only when the region was full after all.
+                        let refused = matches!(verdict, Append::Refused(_) | Append::Accepted(_));
+                        self.counters.refused.add(u64::from(refused));
                         tell_gate(&mut self.gate.answers, &[&answer]);
                     }
                 }
