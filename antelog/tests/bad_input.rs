@@ -5,7 +5,6 @@ mod common;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Stdio;
-use std::time::Duration;
 
 use common::{Folder, Server, antelog, bad, cluster_file, dev, good, nodes, noise};
 
@@ -229,13 +228,12 @@ fn appends_wait_for_a_cluster_that_is_still_starting() {
     let (config, address) = cluster_file(&folder, "127.0.0.1", "region_bytes = 67108864");
     // Primaries first: nothing can be durable or ordered yet.
     let _early = nodes(&config, &[1, 3]);
-    let mut command = antelog(&["append", "--cluster", &address]);
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(b"patience\n").unwrap();
-    std::thread::sleep(Duration::from_millis(200));
+    let input = folder.file("input", b"patience\n");
+    let append = Server::start(&["append", "--cluster", &address, "--file", &input]);
+    append.complains("waiting: record 1");
     let _late = nodes(&config, &[2, 4, 0]);
-    let output = child.wait_with_output().unwrap();
-    assert!(output.status.success());
+    append.says("1 record, ");
+    assert_eq!(append.exit_code(), Some(0));
     assert_eq!(good(&["subscribe", "--cluster", &address, "--lines", "--to-tail"], b""), b"patience\n");
 }
 

@@ -1,7 +1,7 @@
 //! Reuses the memory of records, so that a steady stream allocates nothing.
 //!
 //! Allocators give memory back and fetch it again in the middle of work, and on small virtual machines each such call
-//! costs hundreds of microseconds while other threads run. A record whose last user is gone is overwritten by the next one
+//! was seen to take hundreds of microseconds (under a tracer) while other threads run. A record whose last user is gone is overwritten by the next one
 //! of the same length instead.
 
 use std::collections::VecDeque;
