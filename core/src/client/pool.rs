@@ -1,8 +1,8 @@
 //! Reuses the memory of records, so that a steady stream allocates nothing.
 //!
-//! Allocators give memory back and fetch it again in the middle of work, and on small virtual machines each such call
-//! was seen to take hundreds of microseconds (under a tracer) while other threads run. A record whose last user is gone is overwritten by the next one
-//! of the same length instead.
+//! Allocators give memory back and fetch it again in the middle of work. On a small virtual machine such calls were seen to
+//! take hundreds of microseconds (under a tracer) while other threads ran. A record whose last user is gone is overwritten
+//! by the next one of the same length instead.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
