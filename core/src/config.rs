@@ -1,8 +1,10 @@
 //! The configuration of a cluster: one TOML file, validated as a whole, unknown keys refused.
 //!
-//! Cluster-wide keys are in `[cluster]` and `[[shard]]`, per-process ones in `[launch]` and `[[node]]`. Every key of
-//! `[cluster]` and `[launch]` can be overridden by an environment variable (`ANTELOG_CLUSTER_TICK_US=500`) and, above
+//! Cluster-wide keys are in `[cluster]`, `[policy]` and `[[shard]]`, per-process ones in `[launch]` and `[[node]]`. Every key
+//! of `[cluster]`, `[policy]` and `[launch]` can be overridden by an environment variable (`ANTELOG_CLUSTER_TICK_US=500`) and, above
 //! that, by a flag (`--set cluster.tick_us=500`).
+
+mod policy;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,6 +19,8 @@ use crate::log::{Retention, region_bytes_valid};
 use crate::node::gate::reply_bytes_max;
 use crate::node::{Idle, LaunchMode};
 
+pub use policy::PolicyConfig;
+
 /// Prefix of environment variables that override keys.
 pub const ENVIRONMENT_PREFIX: &str = "ANTELOG_";
 
@@ -27,6 +31,9 @@ pub struct Config {
     /// What all nodes share.
     #[serde(default)]
     pub cluster: ClusterConfig,
+    /// How the ordering adapts.
+    #[serde(default)]
+    pub policy: PolicyConfig,
     /// How this process runs its agents.
     #[serde(default)]
     pub launch: LaunchConfig,
@@ -44,7 +51,7 @@ pub struct Config {
 pub struct ClusterConfig {
     /// Name; nodes and clients of another are refused.
     pub name: String,
-    /// `fixed`, `free-tick` or `free-event`.
+    /// `fixed`, `free-tick`, `free-event` or `auto`.
     #[serde(deserialize_with = "ordering")]
     pub ordering: Ordering,
     /// The ordering tick in microseconds.
@@ -134,9 +141,12 @@ impl Default for LaunchConfig {
 pub struct ShardEntry {
     /// Its number.
     pub id: u16,
-    /// Slots it contributes to every cut of a fixed window.
+    /// Slots it contributes to every cut of a fixed window, until its arrival rate is known.
     #[serde(default = "default_quota")]
     pub quota: u32,
+    /// It stands by: its nodes run, but it takes appends only after `antelog shard add`.
+    #[serde(default)]
+    pub standby: bool,
     /// When its ticks of free windows fall, in microseconds into the tick of the machine's clock. Absent: at random, as
     /// shards on different machines do.
     pub tick_phase_us: Option<u64>,
@@ -210,7 +220,7 @@ fn wrong(text: impl Into<String>) -> ConfigError {
 fn ordering<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Ordering, D::Error> {
     let name = String::deserialize(deserializer)?;
     Ordering::from_name(&name).ok_or_else(|| {
-        serde::de::Error::custom(format!("unknown ordering '{name}', expected fixed, free-tick or free-event"))
+        serde::de::Error::custom(format!("unknown ordering '{name}', expected fixed, free-tick, free-event or auto"))
     })
 }
 
@@ -241,7 +251,7 @@ impl Config {
         let mut overrides = Vec::new();
         for (name, value) in variables {
             let Some(rest) = name.strip_prefix(ENVIRONMENT_PREFIX) else { continue };
-            for section in ["CLUSTER_", "LAUNCH_"] {
+            for section in ["CLUSTER_", "POLICY_", "LAUNCH_"] {
                 if let Some(key) = rest.strip_prefix(section) {
                     let section = section.trim_end_matches('_').to_lowercase();
                     overrides.push(format!("{section}.{}={value}", key.to_lowercase()));
@@ -257,6 +267,7 @@ impl Config {
     /// The first thing wrong.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.cluster.validate()?;
+        self.policy.validate()?;
         self.validate_shards()?;
         self.validate_nodes()
     }
@@ -269,6 +280,9 @@ impl Config {
         for shard in &self.shards {
             if !ids.insert(shard.id) {
                 return Err(wrong(format!("shard {} is listed twice", shard.id)));
+            }
+            if shard.standby && self.shards.iter().all(|s| s.standby) {
+                return Err(wrong("every shard stands by: at least one must take appends from the start"));
             }
             if shard.quota == 0 || shard.quota > QUOTA_MAX {
                 return Err(wrong(format!("shard {}: quota must be 1 to {QUOTA_MAX}, not {}", shard.id, shard.quota)));
@@ -415,8 +429,10 @@ fn set(table: &mut toml::Table, item: &str) -> Result<(), ConfigError> {
     let malformed = || wrong(format!("override '{item}': expected section.key=value, like cluster.tick_us=500"));
     let (path, value) = item.split_once('=').ok_or_else(malformed)?;
     let (section, key) = path.trim().split_once('.').ok_or_else(malformed)?;
-    if !["cluster", "launch"].contains(&section) {
-        return Err(wrong(format!("override '{item}': only keys of [cluster] and [launch] can be overridden")));
+    if !["cluster", "policy", "launch"].contains(&section) {
+        return Err(wrong(format!(
+            "override '{item}': only keys of [cluster], [policy] and [launch] can be overridden"
+        )));
     }
     // A value that is no TOML value by itself is a string without its quotes.
     let parsed = toml::from_str::<toml::Table>(&format!("v = {value}")).ok().and_then(|mut t| t.remove("v"));
@@ -445,6 +461,7 @@ impl fmt::Display for Config {
         writeln!(f, "region_bytes = {}\nretention = \"{}\"", c.region_bytes, c.retention)?;
         writeln!(f, "client_ring_bytes = {}\nclients_max = {}", c.client_ring_bytes, c.clients_max)?;
         writeln!(f, "free_cuts_max = {}", c.free_cuts_max)?;
+        write!(f, "{}", self.policy)?;
         let l = &self.launch;
         writeln!(f, "\n[launch]\nmode = \"{}\"\nidle = \"{}\"\nspin_us = {}", l.mode, l.idle, l.spin_us)?;
         if let Some(core) = l.first_core {
@@ -453,6 +470,9 @@ impl fmt::Display for Config {
         writeln!(f, "force = {}\nprefault = {}", l.force, l.prefault)?;
         for shard in &self.shards {
             writeln!(f, "\n[[shard]]\nid = {}\nquota = {}", shard.id, shard.quota)?;
+            if shard.standby {
+                writeln!(f, "standby = true")?;
+            }
             if let Some(phase) = shard.tick_phase_us {
                 writeln!(f, "tick_phase_us = {phase}")?;
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use antelog::cluster::{Cluster, Nodes, OperatorLog};
-use antelog_core::config::{Config, NodeEntry, Role, ShardEntry};
+use antelog_core::config::{Config, NodeEntry, PolicyConfig, Role, ShardEntry};
 use clap::{Args, Subcommand};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -56,9 +56,10 @@ pub enum ConfigCommand {
 /// An embedded cluster: every shard a primary and a backup, one sequencer, all on loopback.
 pub fn embedded_config(shards: u16, clients: &str, quota: u32) -> Config {
     let mut config = Config {
+        policy: PolicyConfig::default(),
         cluster: Default::default(),
         launch: Default::default(),
-        shards: (0..shards).map(|id| ShardEntry { id, quota, tick_phase_us: None }).collect(),
+        shards: (0..shards).map(|id| ShardEntry { id, quota, standby: false, tick_phase_us: None }).collect(),
         nodes: vec![NodeEntry {
             id: 0,
             role: Role::Sequencer,

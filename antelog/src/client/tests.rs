@@ -120,7 +120,7 @@ impl Due {
             Request::Follow => {
                 let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
                 let head = grant_head(0, WindowMode::Fixed, 0, CUTS, Position(0));
-                let member = Member { shard: ShardId(0), quota: 1, first_lsn: Lsn(0) };
+                let member = Member { shard: ShardId(0), quota: 1, first_lsn: Lsn(0), open: true };
                 let len = encode_grant(&mut buffer, head, &[member]);
                 self.say(&Reply::Snapshot { index: 1, base: Position(0), entries: 1, view: 0 });
                 self.say(&Reply::Order { index: 1, entry: &buffer[..len] });

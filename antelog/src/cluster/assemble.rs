@@ -6,7 +6,7 @@ use std::sync::mpsc::Sender;
 
 use antelog_core::channel::mirror::{CONTROL_BYTES, Mirror};
 use antelog_core::channel::spsc;
-use antelog_core::config::{Config, NodeEntry, Role};
+use antelog_core::config::{Config, NodeEntry, PolicyConfig, Role, ShardEntry};
 use antelog_core::counters::Counters;
 use antelog_core::log::LogWriter;
 use antelog_core::mem::Region;
@@ -21,7 +21,7 @@ use antelog_core::node::{Agent, AgentBuilder, Idle, LaunchMode, Parker, ThreadPl
 use antelog_core::transport::{PeerId, Transport};
 use antelog_net_tcp::{Options, TcpLink, TcpTransport};
 use antelog_protocol::ShardId;
-use antelog_protocol::sequencer::SequencerConfig;
+use antelog_protocol::sequencer::{MemberConfig, SequencerConfig};
 use antelog_protocol::shard::ShardConfig;
 
 /// The queue of answers from a shard to its gate, in bytes: all pending acknowledgements and a second of order entries.
@@ -58,18 +58,18 @@ pub(super) struct Doors {
 pub(super) fn replicas(config: &Config) -> Vec<(u16, Replica)> {
     let mut list = Vec::new();
     for shard in shards(config) {
-        for (number, node) in members(config, shard.0).enumerate() {
+        for (number, node) in members(config, shard.id).enumerate() {
             let peer = PeerId(list.len() as u16);
-            list.push((node.id, Replica { peer, shard: ShardId(shard.0), replica: number as u16 }));
+            list.push((node.id, Replica { peer, shard: ShardId(shard.id), replica: number as u16 }));
         }
     }
     list
 }
 
-/// Shards in id order with their quotas.
-fn shards(config: &Config) -> Vec<(u16, u32)> {
-    let mut list: Vec<(u16, u32)> = config.shards.iter().map(|s| (s.id, s.quota)).collect();
-    list.sort_unstable();
+/// Shards in id order.
+fn shards(config: &Config) -> Vec<ShardEntry> {
+    let mut list = config.shards.clone();
+    list.sort_unstable_by_key(|s| s.id);
     list
 }
 
@@ -210,16 +210,22 @@ impl Assembler<'_> {
     }
 
     fn shard_config(&self, shard: ShardId, backups: usize) -> Result<ShardConfig, String> {
-        let c = &self.config.cluster;
+        let (c, policy) = (&self.config.cluster, &self.config.policy);
+        let entry = self.config.shards.iter().find(|s| s.id == shard.0);
+        let tick_ns = c.tick_us * 1000;
         Ok(ShardConfig {
             shard,
             epoch: 0,
             backups,
-            tick_ns: c.tick_us * 1000,
-            tick_phase_ns: match self.config.shards.iter().find(|s| s.id == shard.0).and_then(|s| s.tick_phase_us) {
+            tick_ns,
+            tick_phase_ns: match entry.and_then(|s| s.tick_phase_us) {
                 Some(phase_us) => phase_us * 1000,
                 None => random_u64()?,
             },
+            beat: policy.beat,
+            fill_wait_ns: PolicyConfig::ns(policy.fill_wait_ticks, tick_ns),
+            pause_gaps: policy.pause_gaps,
+            standby: entry.is_some_and(|s| s.standby),
             report_every_ns: c.suspect_ms * 1_000_000 / 4,
             pending_max: c.pending_max,
             sessions_max: c.sessions_max,
@@ -316,13 +322,23 @@ impl Assembler<'_> {
     fn sequencer(&mut self, node: &NodeEntry, agent: usize) -> Result<AgentBuilder, String> {
         let counters = self.counters("sequencer");
         let mailbox = self.door(node, "sequencer", self.threads.waker(agent));
-        let c = &self.config.cluster;
+        let (c, policy) = (&self.config.cluster, &self.config.policy);
+        let tick_ns = c.tick_us * 1000;
         let config = SequencerConfig {
-            tick_ns: c.tick_us * 1000,
+            tick_ns,
             tick_phase_ns: random_u64()?,
             window_cuts: c.window_cuts,
             ordering: c.ordering,
-            quotas: shards(self.config).into_iter().map(|(id, quota)| (ShardId(id), quota)).collect(),
+            beat: policy.beat,
+            shards: shards(self.config)
+                .into_iter()
+                .map(|s| MemberConfig { shard: ShardId(s.id), quota: s.quota, standby: s.standby })
+                .collect(),
+            adaptive_quotas: policy.adaptive_quotas,
+            target_pace_ns: PolicyConfig::ns(policy.target_pace_ticks, tick_ns),
+            prefix_pace_ns: PolicyConfig::ns(policy.prefix_pace_ticks, tick_ns),
+            late_ticks: policy.late_ticks,
+            ground_windows: policy.ground_windows,
             free_cuts_max: c.free_cuts_max,
         };
         let replicas: Vec<Replica> = replicas(self.config).into_iter().map(|(_, replica)| replica).collect();

@@ -13,8 +13,9 @@ use crate::types::{CutPoint, Lsn, Member, Position, ShardId, WindowMode};
 use crate::wire::order::{Grant, GrantHead, Lsns, OrderEntry, encode_cut, encode_grant};
 use span::Span;
 
-/// Most spans kept; older ones are forgotten and their positions read as trimmed.
-const SPANS_MAX: usize = 4096;
+/// Bytes of spans kept; older ones are forgotten and their positions read as trimmed. About 100 000 changes of a small
+/// cluster's quotas.
+const SPAN_BYTES_MAX: usize = 16 << 20;
 
 /// The order log contradicts itself or what this follower knows: nothing may be served from it any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +92,8 @@ pub struct Ledger {
     committed: Position,
     failed: VecDeque<Failed>,
     free_cuts_max: usize,
+    /// Bytes of all spans but the rows of the last.
+    span_bytes: usize,
 }
 
 impl Ledger {
@@ -111,6 +114,7 @@ impl Ledger {
             committed: base,
             failed: VecDeque::new(),
             free_cuts_max: free_cuts_max.max(1),
+            span_bytes: 0,
         }
     }
 
@@ -186,23 +190,36 @@ impl Ledger {
             return Ok(Applied::Void);
         }
         if let Some(last) = self.spans.back_mut() {
+            if last.mode == WindowMode::Free && self.bound.window + 1 < last.window_end() {
+                // Only the window that is being cut can be ended by the next.
+                return Ok(Applied::Void);
+            }
             ensure!(I12, grant.first_cut == 0, "a later grant opens in the middle of a window");
             ensure!(I12, grant.start == last.end(), "a window does not start where the one before ends");
-            for member in grant.members.iter() {
-                if let Some(end) = last.end_lsn(member.shard) {
-                    ensure!(I12, member.first_lsn == end, "a member's first slot is not where it stopped");
-                }
+            let mut listed = grant.members.iter();
+            for member in &last.members {
+                let found = listed.find(|m| m.shard == member.shard).map(|m| m.first_lsn);
+                ensure!(I12, found.is_some(), "a member of the window before is not listed any more");
+                let stopped = last.end_lsn(member.shard);
+                ensure!(I12, found == stopped, "a member's first slot is not where it stopped");
             }
             if last.extend(grant) {
                 return Ok(Applied::Granted);
+            }
+            if last.mode == WindowMode::Free {
+                last.close();
+                self.span_bytes += last.held_bytes();
+                self.bound = CutPoint { window: grant.window, cut: 0, prefix: 0 };
+            } else {
+                self.span_bytes += last.held_bytes();
             }
         } else {
             ensure!(I12, grant.start == self.base, "the first window does not start at the snapshot's base");
             self.bound = CutPoint { window: grant.window, cut: grant.first_cut, prefix: 0 };
         }
-        if self.spans.len() == SPANS_MAX {
-            self.spans.pop_front();
-            self.base = self.spans[0].start;
+        while self.span_bytes > SPAN_BYTES_MAX && self.spans[0].window_end() <= self.bound.window {
+            self.span_bytes -= self.spans.pop_front().map_or(0, |s| s.held_bytes());
+            self.base = self.spans.front().map_or(self.committed, |s| s.start);
         }
         self.spans.push_back(Span::new(grant, self.free_cuts_max));
         Ok(Applied::Granted)
@@ -211,11 +228,14 @@ impl Ledger {
     fn apply_cut(&mut self, view: u32, point: CutPoint) -> Result<Applied, Contradiction> {
         let Some(index) = self.span_index(point.window) else { return Ok(Applied::Void) };
         let span = &self.spans[index];
+        // The end of a fixed window is the start of whatever follows.
+        let at_start = point == span.first_point();
         let granted = span.granted(point) || (point.cut == 0 && point.prefix == 0 && point.window == span.window_end());
-        if view != self.view || point <= self.bound || !granted || span.mode != WindowMode::Fixed {
+        let in_fixed = at_start || span.mode == WindowMode::Fixed;
+        if view != self.view || point <= self.bound || !granted || !in_fixed {
             return Ok(Applied::Void);
         }
-        let committed = span.position_of(point);
+        let committed = if at_start { span.start } else { span.position_of(point) };
         // I2: the confirmed prefix only grows.
         ensure!(I2, committed >= self.committed, "a cut moves the bound prefix back");
         self.bound = point;
@@ -229,7 +249,8 @@ impl Ledger {
         let Some(index) = holding.and_then(|w| self.span_index(w)) else { return Ok(Applied::Void) };
         let span = &mut self.spans[index];
         let next = span.next_free_point();
-        if view != self.view || point <= self.bound || span.mode != WindowMode::Free || point != next {
+        let begun = self.bound >= span.first_point();
+        if view != self.view || point <= self.bound || span.mode != WindowMode::Free || point != next || !begun {
             return Ok(Applied::Void);
         }
         ensure!(I12, lsns.len() == span.members.len(), "a free cut's vector has not the window's members");
@@ -247,10 +268,7 @@ impl Ledger {
             return Applied::Void;
         }
         self.view = view;
-        let lease_end = self.spans.back().map_or(self.committed, |s| match s.mode {
-            WindowMode::Fixed => s.end(),
-            WindowMode::Free => self.committed,
-        });
+        let lease_end = self.spans.back().map_or(self.committed, Span::end);
         self.failed.push_back(Failed { shard, view, from: self.committed, lease_end });
         Applied::ViewChanged
     }
@@ -263,7 +281,19 @@ impl Ledger {
     /// The position of a shard's slot: bound, or predetermined by a grant. `None` before a grant, for slots that no
     /// free cut has taken yet, and for slots forgotten.
     pub fn position(&self, shard: ShardId, lsn: Lsn) -> Option<Position> {
-        self.spans.iter().rev().find_map(|s| s.position(shard, lsn))
+        self.spans[self.span_of(shard, lsn)?].position(shard, lsn)
+    }
+
+    /// The newest span in which the shard begins at or before `lsn`. Members stay listed, so spans that begin at or before a
+    /// slot come first; most questions are about the newest two.
+    fn span_of(&self, shard: ShardId, lsn: Lsn) -> Option<usize> {
+        let begins = |s: &Span| s.first_lsn(shard).is_none_or(|first| first <= lsn);
+        let newest = self.spans.len().checked_sub(1)?;
+        let end = match self.spans.iter().rev().take(3).position(begins) {
+            Some(back) => newest - back + 1,
+            None => self.spans.partition_point(begins),
+        };
+        end.checked_sub(1).filter(|index| self.spans[*index].first_lsn(shard).is_some())
     }
 
     /// The slot at a position, as far as grants and bound cuts tell.
@@ -279,30 +309,50 @@ impl Ledger {
 
     /// End of a shard's bound slots.
     pub fn committed_lsn(&self, shard: ShardId) -> Lsn {
-        let newest = self.span_index(self.bound.window);
-        let Some(newest) = newest else { return Lsn(0) };
-        for index in (0..=newest).rev() {
-            let span = &self.spans[index];
-            if let Some(lsn) = span.lsn_at(shard, self.bound) {
-                return lsn;
-            }
-        }
-        Lsn(0)
+        let Some(newest) = self.span_index(self.bound.window) else { return Lsn(0) };
+        self.spans[newest].lsn_at(shard, self.bound).unwrap_or_default()
     }
 
-    /// End of the slots whose position is known beforehand: the end of the last granted fixed window. In a free
-    /// window the end of the bound slots (I13: nobody speculates without a grant).
+    /// End of the slots whose position is known beforehand or bound. In a free window that is the end of the bound slots (I13:
+    /// nobody speculates without a grant).
     pub fn granted_lsn(&self, shard: ShardId) -> Lsn {
-        match self.spans.back() {
-            Some(last) if last.mode == WindowMode::Fixed => last.end_lsn(shard).unwrap_or_default(),
-            Some(last) => last.last_lsn(shard).unwrap_or_default().max(self.committed_lsn(shard)),
-            None => Lsn(0),
-        }
+        self.spans.back().and_then(|last| last.end_lsn(shard)).unwrap_or_default()
+    }
+
+    /// End of the slots whose cut is predetermined: those of granted fixed windows.
+    pub fn fixed_end(&self, shard: ShardId) -> Lsn {
+        let last_fixed = self.spans.iter().rev().find(|s| s.mode == WindowMode::Fixed);
+        last_fixed.and_then(|s| s.end_lsn(shard)).unwrap_or_default()
+    }
+
+    /// Whether a shard takes appends, by the newest grant; `None` while it was never a member.
+    pub fn open(&self, shard: ShardId) -> Option<bool> {
+        self.member(shard).map(|m| m.open)
+    }
+
+    /// A shard's part in the newest window granted.
+    pub fn member(&self, shard: ShardId) -> Option<&Member> {
+        self.members().iter().find(|m| m.shard == shard)
+    }
+
+    /// A shard's quota in a granted fixed window that is still known.
+    pub fn quota(&self, shard: ShardId, window: u64) -> Option<u32> {
+        let span = self.spans.get(self.span_index(window)?)?;
+        (span.mode == WindowMode::Fixed && window < span.window_end()).then(|| span.quota(shard)).flatten()
+    }
+
+    /// How the cut after the bound ones is made: the mode of the window in which the bound prefix ends.
+    pub fn bound_mode(&self) -> Option<WindowMode> {
+        let span = &self.spans[self.span_index(self.bound.window)?];
+        (self.bound.window < span.window_end()).then_some(span.mode)
     }
 
     /// End of a shard's slots at a point of a granted fixed window: where it must be for a report of that point.
     pub fn lsn_at(&self, shard: ShardId, point: CutPoint) -> Option<Lsn> {
         let span = &self.spans[self.span_index(point.window)?];
+        if point == span.first_point() {
+            return span.first_lsn(shard);
+        }
         let inside = span.granted(point) || (point.cut == 0 && point.window == span.window_end());
         if span.mode != WindowMode::Fixed || !inside {
             return None;
@@ -312,17 +362,23 @@ impl Ledger {
 
     /// The last whole cut whose slots of `shard` all lie below `lsn`, within granted fixed windows.
     pub fn point_reached(&self, shard: ShardId, lsn: Lsn) -> Option<CutPoint> {
-        self.spans.iter().rev().filter(|s| s.mode == WindowMode::Fixed).find_map(|s| s.point_reached(shard, lsn))
+        let end = self.span_of(shard, lsn)? + 1;
+        let fixed = self.spans.range(..end).rev().find(|s| s.mode == WindowMode::Fixed)?;
+        fixed.point_reached(shard, lsn)
     }
 
-    /// End of the cut that holds the slot, in a granted fixed window.
-    pub fn cut_end(&self, shard: ShardId, lsn: Lsn) -> Option<Lsn> {
-        self.spans.iter().rev().filter(|s| s.mode == WindowMode::Fixed).find_map(|s| s.cut_end(shard, lsn))
+    /// End of the cut that holds the slot, in a granted fixed window, and the shard's quota there.
+    pub fn cut_of(&self, shard: ShardId, lsn: Lsn) -> Option<(Lsn, u32)> {
+        let span = &self.spans[self.span_of(shard, lsn)?];
+        if span.mode == WindowMode::Fixed { span.cut_end(shard, lsn).zip(span.quota(shard)) } else { None }
     }
 
-    /// End of the last granted fixed window as a point.
+    /// End of the predetermined cuts: of the last granted window if it is fixed, else of the fixed windows before it.
     pub fn granted_point(&self) -> CutPoint {
-        CutPoint { window: self.next_window(), cut: 0, prefix: 0 }
+        match self.spans.back() {
+            Some(last) if last.mode == WindowMode::Free => CutPoint { cut: 0, ..last.first_point() },
+            _ => CutPoint { window: self.next_window(), cut: 0, prefix: 0 },
+        }
     }
 
     /// Position after the last granted window, or after what is bound when that window is free.

@@ -3,14 +3,26 @@
 //! It decides from committed entries and reports only. A proposal takes effect when it comes back through
 //! [`Sequencer::on_committed`], so a group of one and a replicated group run the same code; at most one proposal is in
 //! flight and newer decisions coalesce behind it. `PROTOCOL.md` §5.
+//!
+//! * `progress` — which cuts are reported by all, and for how long they waited for the last;
+//! * `members` — who takes part: joining, leaving, grounding of stragglers;
+//! * `quota` — how many slots each gets, and when windows are free instead.
+
+mod members;
+mod progress;
+mod quota;
 
 use alloc::vec::Vec;
 
 use crate::ledger::{Applied, Contradiction, Ledger, grant_head};
 use crate::limits::{QUOTA_MAX, SHARDS_MAX, WINDOW_CUTS_MAX};
-use crate::types::{CutPoint, Lsn, Member, Ordering, ShardId, WindowMode};
+use crate::types::{Beat, CutPoint, Lsn, Member, Ordering, ShardId, WindowMode};
 use crate::wire::node::{Report, Target};
 use crate::wire::order::{ORDER_ENTRY_BYTES_MAX, OrderEntry, encode_cut, encode_free_cut, encode_grant};
+use members::Part;
+pub use members::{Change, ChangeError};
+use progress::Progress;
+use quota::Arrivals;
 
 /// Run-time options of the sequencer.
 #[derive(Clone, Debug)]
@@ -21,12 +33,35 @@ pub struct SequencerConfig {
     pub tick_phase_ns: u64,
     /// Cuts in a window (`W`).
     pub window_cuts: u32,
-    /// How positions are bound.
+    /// Which windows are granted.
     pub ordering: Ordering,
-    /// Shards in id order, with the quota of each in fixed windows.
-    pub quotas: Vec<(ShardId, u32)>,
+    /// When shards are asked to catch up.
+    pub beat: Beat,
+    /// Shards in id order.
+    pub shards: Vec<MemberConfig>,
+    /// Quotas follow arrival rates; otherwise they stay what they begin with.
+    pub adaptive_quotas: bool,
+    /// Targets are sent at most this often, in nanoseconds; the first after a pause at once.
+    pub target_pace_ns: u64,
+    /// A cut that only adds members to the prefix of the last one follows it after at least this time, in nanoseconds.
+    pub prefix_pace_ns: u64,
+    /// A shard that has not reached a target after this many ticks is late.
+    pub late_ticks: u32,
+    /// Windows (of `window_cuts` ticks) for which a straggler is grounded, and for which `auto` goes free. 0: never.
+    pub ground_windows: u32,
     /// Cuts of free windows remembered by the ledger.
     pub free_cuts_max: usize,
+}
+
+/// A shard as the sequencer is configured with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberConfig {
+    /// The shard.
+    pub shard: ShardId,
+    /// Its quota until arrivals are known.
+    pub quota: u32,
+    /// It is no member until it is told to join.
+    pub standby: bool,
 }
 
 /// What the sequencer makes the world do.
@@ -40,11 +75,27 @@ pub trait SequencerOut {
 #[derive(Clone, Copy, Debug)]
 struct ShardState {
     shard: ShardId,
+    part: Part,
+    /// First window whose grant lists it.
+    since: Option<u64>,
+    /// Quota in the newest fixed window granted; before that, the one to begin with.
     quota: u32,
+    /// Whether the newest grant takes its appends.
+    open: bool,
+    /// The last cut it has reported, or needs not report.
     point: CutPoint,
     durable: Lsn,
+    appended: Lsn,
+    /// Its newest report says that it takes no appends.
+    closed: bool,
     /// Reported since the last free cut.
     fresh: bool,
+    arrivals: Arrivals,
+    /// The target it is watched for, and since when.
+    probe: Option<(CutPoint, u64)>,
+    /// When it last came back from the ground, and how often in a row it had to go there before.
+    returned_at_ns: u64,
+    grounded_before: u32,
 }
 
 /// Totals since the start.
@@ -56,8 +107,16 @@ pub struct SequencerStats {
     pub cuts: u64,
     /// Grants committed.
     pub grants: u64,
+    /// Grants of free windows among them.
+    pub free_windows: u64,
     /// Targets sent.
     pub targets: u64,
+    /// Quotas that differ from the same shard's in the window before.
+    pub quota_changes: u64,
+    /// Times a shard was grounded for being late.
+    pub grounded: u64,
+    /// Times `auto` left fixed windows because cuts waited for their last report.
+    pub fallbacks: u64,
 }
 
 /// The state of the leader.
@@ -66,8 +125,29 @@ pub struct Sequencer {
     config: SequencerConfig,
     ledger: Ledger,
     shards: Vec<ShardState>,
-    /// The highest cut that any shard has reported.
-    target: Target,
+    progress: Progress,
+    /// The highest cut that any open shard has reported, or the edge that a change needs.
+    target: CutPoint,
+    target_at_ns: Option<u64>,
+    /// A target waits for the pace.
+    target_due_ns: Option<u64>,
+    cut_at_ns: u64,
+    /// A longer prefix waits for the pace.
+    prefix_due_ns: Option<u64>,
+    /// Something is to change at the next edge, which is granted at once.
+    change: bool,
+    /// That edge is brought near.
+    rush: bool,
+    /// So is the edge of the grant in flight.
+    granting_rush: bool,
+    /// The last edge that was.
+    edge: CutPoint,
+    /// Index of the newest grant.
+    grant_index: u64,
+    /// `auto`: free windows still to grant.
+    free_left: u32,
+    decided_at_ns: Option<u64>,
+    watch_at_ns: Option<u64>,
     in_flight: bool,
     next_tick_ns: Option<u64>,
     tick_due: bool,
@@ -81,22 +161,45 @@ pub struct Sequencer {
 impl Sequencer {
     /// A sequencer with an empty order log. Panics when the configuration breaks a limit of [`crate::limits`].
     pub fn new(config: SequencerConfig) -> Sequencer {
-        let count = config.quotas.len();
+        let count = config.shards.len();
         assert!((1..=SHARDS_MAX).contains(&count), "a cluster has 1 to {SHARDS_MAX} shards, not {count}");
         assert!((1..=WINDOW_CUTS_MAX).contains(&config.window_cuts), "window_cuts out of range");
-        assert!(config.quotas.is_sorted_by_key(|(shard, _)| *shard), "shards in id order");
-        assert!(config.quotas.iter().all(|(_, q)| (1..=QUOTA_MAX).contains(q)), "quota out of range");
-        let shards = config.quotas.iter().map(|(shard, quota)| ShardState {
-            shard: *shard,
-            quota: *quota,
+        assert!(config.shards.is_sorted_by_key(|s| s.shard), "shards in id order");
+        assert!(config.shards.iter().all(|s| (1..=QUOTA_MAX).contains(&s.quota)), "quota out of range");
+        assert!(config.shards.iter().any(|s| !s.standby), "a cluster begins with a shard that does not stand by");
+        let shards = config.shards.iter().map(|s| ShardState {
+            shard: s.shard,
+            part: if s.standby { Part::Out } else { Part::In },
+            since: None,
+            quota: s.quota,
+            open: false,
             point: CutPoint::default(),
             durable: Lsn(0),
+            appended: Lsn(0),
+            closed: false,
             fresh: false,
+            arrivals: Arrivals::default(),
+            probe: None,
+            returned_at_ns: 0,
+            grounded_before: 0,
         });
         Sequencer {
             ledger: Ledger::new(config.free_cuts_max),
             shards: shards.collect(),
-            target: Target::default(),
+            progress: Progress::default(),
+            target: CutPoint::default(),
+            target_at_ns: None,
+            target_due_ns: None,
+            cut_at_ns: 0,
+            prefix_due_ns: None,
+            change: false,
+            rush: false,
+            granting_rush: false,
+            edge: CutPoint::default(),
+            grant_index: 0,
+            free_left: 0,
+            decided_at_ns: None,
+            watch_at_ns: None,
             in_flight: false,
             next_tick_ns: None,
             tick_due: false,
@@ -119,62 +222,67 @@ impl Sequencer {
     }
 
     /// The order log is open for writing: grants the first window.
-    pub fn on_start(&mut self, out: &mut impl SequencerOut) {
-        self.decide(out);
+    pub fn on_start(&mut self, now_ns: u64, out: &mut impl SequencerOut) {
+        self.decide(now_ns, out);
     }
 
     /// A primary's report arrived. Reports may be lost, repeated and reordered: only progress counts.
-    pub fn on_report(&mut self, report: &Report, out: &mut impl SequencerOut) {
+    pub fn on_report(&mut self, now_ns: u64, report: &Report, out: &mut impl SequencerOut) {
         let Ok(index) = self.shards.binary_search_by_key(&report.shard, |s| s.shard) else { return };
         self.stats.reports += 1;
+        let granted = self.ledger.granted_point();
+        invariant!(I13, report.point <= granted, "a report of {}, which was never granted", report.point);
         let state = &mut self.shards[index];
         let repeated = report.point <= state.point;
-        state.point = state.point.max(report.point);
         state.durable = state.durable.max(report.durable_lsn);
+        state.appended = state.appended.max(report.appended_lsn);
+        // What it says from before it knew the newest grant is about an older one.
+        state.closed = report.closed && report.applied_index >= self.grant_index;
         state.fresh = true;
-        let point = state.point;
-        invariant!(I13, point <= self.ledger.granted_point(), "a report of {point}, which was never granted");
-        if point > self.target.point {
-            self.target = Target { point };
-            self.send_targets(out);
-        } else if repeated && point < self.target.point {
-            // The target may have been lost with a connection.
-            self.stats.targets += 1;
-            out.target(report.shard, self.target);
+        state.arrivals.on_total(report.records);
+        if report.point > state.point {
+            self.advance(now_ns, index, report.point);
         }
-        self.decide(out);
+        let state = self.shards[index];
+        if state.open && state.part == Part::In && state.point > self.target {
+            self.target = state.point;
+            self.pace_targets(now_ns, out);
+        } else if repeated && (state.point < self.target || state.part != Part::In) {
+            // The target may have been lost with a connection.
+            self.send_target(index, out);
+        }
+        self.look_at_leavers();
+        self.decide(now_ns, out);
     }
 
-    /// The lag fix without a threshold: every shard behind the highest reported cut is asked for it at once.
-    fn send_targets(&mut self, out: &mut impl SequencerOut) {
-        for state in &self.shards {
-            if state.point < self.target.point {
-                self.stats.targets += 1;
-                out.target(state.shard, self.target);
+    /// Time passed: paced targets, the watch over stragglers, the sequencer's own tick in `free-tick`.
+    pub fn on_time(&mut self, now_ns: u64, out: &mut impl SequencerOut) {
+        if self.target_due_ns.is_some_and(|at| at <= now_ns) {
+            self.send_targets(now_ns, out);
+        }
+        if self.watch_at_ns.is_some_and(|at| at <= now_ns) {
+            self.watch(now_ns, out);
+        }
+        if self.config.ordering == Ordering::FreeTick {
+            let tick = self.config.tick_ns;
+            let first = now_ns - now_ns % tick + self.config.tick_phase_ns % tick + tick;
+            let next = *self.next_tick_ns.get_or_insert(first);
+            if now_ns >= next {
+                self.next_tick_ns = Some(next + ((now_ns - next) / tick + 1) * tick);
+                self.tick_due = true;
             }
         }
-    }
-
-    /// Time passed: the sequencer's own tick in `free-tick`.
-    pub fn on_time(&mut self, now_ns: u64, out: &mut impl SequencerOut) {
-        if self.config.ordering != Ordering::FreeTick {
-            return;
-        }
-        let tick = self.config.tick_ns;
-        let next = *self.next_tick_ns.get_or_insert(now_ns - now_ns % tick + self.config.tick_phase_ns % tick + tick);
-        if now_ns >= next {
-            self.next_tick_ns = Some(next + ((now_ns - next) / tick + 1) * tick);
-            self.tick_due = true;
-            self.decide(out);
-        }
+        self.decide(now_ns, out);
     }
 
     /// When [`on_time`](Self::on_time) has something to do.
     pub fn deadline_ns(&self) -> u64 {
-        match self.config.ordering {
-            Ordering::FreeTick => self.next_tick_ns.unwrap_or(0),
-            Ordering::Fixed | Ordering::FreeEvent => u64::MAX,
-        }
+        let tick = match self.config.ordering {
+            Ordering::FreeTick => Some(self.next_tick_ns.unwrap_or(0)),
+            _ => None,
+        };
+        let times = [tick, self.target_due_ns, self.prefix_due_ns, self.watch_at_ns, self.return_at_ns()];
+        times.into_iter().flatten().min().unwrap_or(u64::MAX)
     }
 
     /// A proposal of this sequencer, or an entry from before, is committed at `index`.
@@ -183,6 +291,7 @@ impl Sequencer {
     /// When the order log contradicts itself: the sequencer must stop.
     pub fn on_committed(
         &mut self,
+        now_ns: u64,
         index: u64,
         entry: &[u8],
         out: &mut impl SequencerOut,
@@ -191,26 +300,32 @@ impl Sequencer {
             return Err(Contradiction { invariant: "I17", what: "the order log holds bytes that are no entry" });
         };
         let applied = self.ledger.apply(index, &decoded)?;
+        self.in_flight = false;
         match applied {
-            Applied::Granted => self.stats.grants += 1,
-            Applied::Bound => self.stats.cuts += 1,
+            Applied::Granted => {
+                self.grant_index = index;
+                self.on_granted(now_ns, out);
+            }
+            Applied::Bound => {
+                self.stats.cuts += 1;
+                self.cut_at_ns = now_ns;
+            }
             _ => {}
         }
-        self.in_flight = false;
-        self.decide(out);
+        self.decide(now_ns, out);
         Ok(applied)
     }
 
     /// Proposes the next entry if one is due and none is in flight.
-    fn decide(&mut self, out: &mut impl SequencerOut) {
+    fn decide(&mut self, now_ns: u64, out: &mut impl SequencerOut) {
         if self.in_flight {
             return;
         }
-        let len = if self.grant_due() {
-            self.encode_grant()
+        let len = if self.grant_due(now_ns) {
+            Some(self.encode_grant(now_ns))
         } else {
-            match self.ledger.mode() {
-                Some(WindowMode::Fixed) => self.encode_fixed_cut(),
+            match self.ledger.bound_mode() {
+                Some(WindowMode::Fixed) => self.encode_fixed_cut(now_ns),
                 Some(WindowMode::Free) => self.encode_free_cut(),
                 None => None,
             }
@@ -221,44 +336,86 @@ impl Sequencer {
         }
     }
 
-    /// The next window is granted when binding passes the middle of the last one; a free window must end first.
-    fn grant_due(&self) -> bool {
+    /// The next window is granted when binding passes the middle of the last one, or at once when something is to change with
+    /// it. A free window must be the one that is being cut; it ends whole, or where a change finds it.
+    fn grant_due(&mut self, now_ns: u64) -> bool {
         let Some(mode) = self.ledger.mode() else { return true };
+        if self.return_due(now_ns) {
+            (self.change, self.rush) = (true, true);
+        }
         let last = self.ledger.next_window() - 1;
-        let due = match mode {
-            WindowMode::Fixed => CutPoint { window: last, cut: self.config.window_cuts / 2, prefix: 0 },
-            WindowMode::Free => self.ledger.granted_point(),
-        };
-        self.ledger.bound() >= due
+        let bound = self.ledger.bound();
+        match mode {
+            WindowMode::Fixed => {
+                self.change || bound >= CutPoint { window: last, cut: self.config.window_cuts / 2, prefix: 0 }
+            }
+            WindowMode::Free => bound.window > last || (self.change && bound.window == last),
+        }
     }
 
-    fn encode_grant(&mut self) -> Option<usize> {
-        let mode = self.config.ordering.window_mode();
-        self.members.clear();
-        for state in &self.shards {
-            let first_lsn = match self.ledger.mode() {
-                Some(WindowMode::Fixed) => self.ledger.granted_lsn(state.shard),
-                Some(WindowMode::Free) => self.ledger.committed_lsn(state.shard),
-                None => Lsn(0),
-            };
-            let quota = if mode == WindowMode::Fixed { state.quota } else { 0 };
-            self.members.push(Member { shard: state.shard, quota, first_lsn });
+    fn encode_grant(&mut self, now_ns: u64) -> usize {
+        let mode = self.next_mode();
+        self.change = false;
+        self.granting_rush = core::mem::take(&mut self.rush);
+        self.decide_quotas(now_ns, mode);
+        let (start, window) = (self.ledger.granted_end(), self.ledger.next_window());
+        let head = grant_head(self.ledger.view(), mode, window, self.config.window_cuts, start);
+        encode_grant(&mut self.buffer, head, &self.members)
+    }
+
+    /// A window opened: what it says of each shard, and what that makes of cuts not reported.
+    fn on_granted(&mut self, now_ns: u64, out: &mut impl SequencerOut) {
+        let window = self.ledger.next_window() - 1;
+        let fixed = self.ledger.mode() == Some(WindowMode::Fixed);
+        let start = CutPoint { window, cut: 0, prefix: 0 };
+        self.stats.grants += 1;
+        self.stats.free_windows += u64::from(!fixed);
+        // What follows a free window begins where that was cut: nothing before it is to be reported any more.
+        let all_bound = self.ledger.bound() >= start;
+        for at in 0..self.shards.len() {
+            let Some(member) = self.ledger.member(self.shards[at].shard).copied() else { continue };
+            let state = &mut self.shards[at];
+            state.open = member.open;
+            if fixed {
+                self.stats.quota_changes += u64::from(state.since.is_some() && state.quota != member.quota);
+                state.quota = member.quota;
+            }
+            if state.since.is_none() || all_bound {
+                state.since.get_or_insert(window);
+                state.point = state.point.max(start);
+            }
+            if !fixed {
+                state.fresh = false;
+            }
+            self.skip_windows_without_slots(at);
         }
-        let start = self.ledger.granted_end();
-        let head = grant_head(self.ledger.view(), mode, self.ledger.next_window(), self.config.window_cuts, start);
-        Some(encode_grant(&mut self.buffer, head, &self.members))
+        self.recount(now_ns);
+        if core::mem::take(&mut self.granting_rush) {
+            // Every shard fills up to the edge.
+            self.edge = start;
+            self.target = self.target.max(start);
+            self.send_targets(now_ns, out);
+        }
+        self.close_again(out);
     }
 
     /// The cut that every shard has reached, and the members of the next that are in already.
-    fn encode_fixed_cut(&mut self) -> Option<usize> {
-        let whole = self.shards.iter().map(|s| s.point).min()?;
-        let prefix = self.shards.iter().take_while(|s| s.point > whole).count();
-        let point = CutPoint { prefix: prefix as u16, ..whole };
-        if point <= self.ledger.bound() {
+    fn encode_fixed_cut(&mut self, now_ns: u64) -> Option<usize> {
+        let point = self.progress.reached(&self.shards)?;
+        let bound = self.ledger.bound();
+        self.prefix_due_ns = None;
+        if point <= bound {
             return None;
         }
-        for (index, state) in self.shards.iter().enumerate() {
-            let reported = state.point >= whole && (index >= prefix || state.point > whole);
+        let whole = CutPoint { prefix: 0, ..point };
+        let due_ns = self.cut_at_ns + self.config.prefix_pace_ns;
+        if whole <= bound && now_ns < due_ns {
+            self.prefix_due_ns = Some(due_ns);
+            return None;
+        }
+        let listed = self.shards.iter().filter(|s| s.since.is_some_and(|w| w <= point.window));
+        for (index, state) in listed.enumerate() {
+            let reported = state.point >= whole && (index >= point.prefix.into() || state.point > whole);
             invariant!(I11, reported, "shard {} has not reported what the cut {point} takes", state.shard);
         }
         Some(encode_cut(&mut self.buffer, self.ledger.view(), point))
@@ -267,7 +424,7 @@ impl Sequencer {
     fn encode_free_cut(&mut self) -> Option<usize> {
         let due = match self.config.ordering {
             Ordering::FreeTick => self.tick_due,
-            Ordering::Fixed | Ordering::FreeEvent => self.shards.iter().all(|s| s.fresh),
+            _ => self.shards.iter().all(|s| s.fresh || !s.open),
         };
         if !due {
             return None;
@@ -275,11 +432,12 @@ impl Sequencer {
         self.tick_due = false;
         self.lsns.clear();
         let mut advanced = false;
-        for state in &mut self.shards {
+        for state in self.shards.iter_mut().filter(|s| s.since.is_some()) {
             state.fresh = false;
             // A report that was overtaken by a newer cut's cannot take slots back.
-            let durable = state.durable.max(self.ledger.committed_lsn(state.shard));
-            advanced |= durable > self.ledger.committed_lsn(state.shard);
+            let committed = self.ledger.committed_lsn(state.shard);
+            let durable = state.durable.max(committed);
+            advanced |= durable > committed;
             self.lsns.push(durable);
         }
         if !advanced {

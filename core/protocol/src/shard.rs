@@ -2,7 +2,9 @@
 //!
 //! The caller owns the bytes: it asks [`Shard::on_append`] what to do with a record, writes the entries that
 //! [`ShardOut`] names into its log region, replicates them, and tells of placements, order entries, targets and time.
-//! `PROTOCOL.md` §4.
+//! `PROTOCOL.md` §4. When no-ops are filled in is in `fill`.
+
+mod fill;
 
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -10,7 +12,7 @@ use alloc::vec::Vec;
 
 use crate::duplicates::{Duplicates, Verdict};
 use crate::ledger::{Applied, Contradiction, Ledger};
-use crate::types::{ClientId, Lsn, Position, Refusal, ShardId, WindowMode};
+use crate::types::{Beat, ClientId, Lsn, Position, Refusal, ShardId, WindowMode};
 use crate::wire::node::{Report, Target};
 use crate::wire::order::OrderEntry;
 
@@ -27,6 +29,15 @@ pub struct ShardConfig {
     pub tick_ns: u64,
     /// When this shard's free ticks fall, as an offset into the tick, in nanoseconds.
     pub tick_phase_ns: u64,
+    /// When cuts are filled.
+    pub beat: Beat,
+    /// How long a fill that a target asks for may wait for records that are likely to come meanwhile, in nanoseconds.
+    pub fill_wait_ns: u64,
+    /// A cut is filled once no record has come for this many times the interval its quota stands for: the writers paused. 0: only
+    /// when its first record is a tick old.
+    pub pause_gaps: u32,
+    /// The shard is no member until it is told to join: it takes no appends before a grant opens it.
+    pub standby: bool,
     /// The report is repeated at least this often, in nanoseconds (`suspect_ns / 4`).
     pub report_every_ns: u64,
     /// Most appends waiting for their cut.
@@ -93,8 +104,10 @@ pub struct ShardStats {
     pub no_ops: u64,
     /// Fills because a record had waited a tick.
     pub fills_by_age: u64,
-    /// Fills because a target asked for them.
+    /// Fills because a target asked for them, or because the shard was closed.
     pub fills_by_target: u64,
+    /// Fills by the published timer.
+    pub fills_by_timer: u64,
     /// Times the durable end reached the end of the grants and delivery stalled.
     pub grant_stalls: u64,
     /// Reports sent.
@@ -113,12 +126,25 @@ pub struct Shard {
     durable: Lsn,
     committed: Lsn,
     granted: Lsn,
+    /// End of the slots whose cut is predetermined.
+    fixed_end: Lsn,
+    /// The newest window is fixed.
+    fixed: bool,
+    /// The newest grant takes no appends here.
+    closed: bool,
     /// End of the cut that holds slot `appended`, when granted: an append needs no division until it gets there.
     cut_end: Option<Lsn>,
+    /// The interval between records that the quota of that cut stands for.
+    gap_ns: u64,
     /// When the first real record of the cut being filled was appended.
     partial_since_ns: Option<u64>,
+    appended_at_ns: u64,
     /// The newest target; kept until the grants reach it.
     target: Target,
+    /// When what the target lacks is filled at the latest.
+    fill_at_ns: Option<u64>,
+    /// When the reported point last moved.
+    advanced_at_ns: u64,
     reported: Report,
     reported_at_ns: Option<u64>,
     next_tick_ns: Option<u64>,
@@ -141,9 +167,16 @@ impl Shard {
             durable: Lsn(0),
             committed: Lsn(0),
             granted: Lsn(0),
+            fixed_end: Lsn(0),
+            fixed: false,
+            closed: config.standby,
             cut_end: None,
+            gap_ns: config.tick_ns,
             partial_since_ns: None,
+            appended_at_ns: 0,
             target: Target::default(),
+            fill_at_ns: None,
+            advanced_at_ns: 0,
             reported: Report { shard: config.shard, epoch: config.epoch, ..Report::default() },
             reported_at_ns: None,
             next_tick_ns: None,
@@ -204,9 +237,26 @@ impl Shard {
                 None => Append::Refused(Refusal::Forgotten),
             },
             Verdict::Retry(_) => Append::Waiting,
+            Verdict::New if self.closed() => match self.open_shard(client) {
+                Some(instead) => Append::Refused(Refusal::Closed { instead }),
+                None => Append::Busy,
+            },
             Verdict::New if self.pending.len() == self.config.pending_max => Append::Busy,
             Verdict::New => Append::Accepted(self.appended),
         }
+    }
+
+    /// Whether the shard takes no appends at present.
+    pub fn closed(&self) -> bool {
+        // A target that closes holds until the window that begins there is granted.
+        self.closed || (self.target.close && self.target.point.window == self.ledger.next_window())
+    }
+
+    /// A shard that takes appends, by the newest grant; different clients are told different ones.
+    fn open_shard(&self, client: ClientId) -> Option<ShardId> {
+        let open = || self.ledger.members().iter().filter(|m| m.open && m.shard != self.config.shard);
+        let nth = (client.0 % open().count().max(1) as u128) as usize;
+        open().nth(nth).map(|m| m.shard)
     }
 
     /// A client's record arrived: judges it, and appends it when it is `Accepted`.
@@ -225,7 +275,9 @@ impl Shard {
         self.pending.push_back(Pending { lsn, client, seq });
         self.stats.records += 1;
         self.advance_appended(1);
-        if self.partial_since_ns.is_none() && self.cut_end != Some(self.appended) {
+        self.appended_at_ns = now_ns;
+        let in_fixed = self.fixed || self.cut_end.is_some();
+        if self.partial_since_ns.is_none() && in_fixed && self.cut_end != Some(self.appended) {
             self.partial_since_ns = Some(now_ns);
         }
         self.close_full_cut();
@@ -235,9 +287,20 @@ impl Shard {
 
     fn advance_appended(&mut self, count: u64) {
         if self.cut_end.is_none_or(|end| self.appended >= end) {
-            self.cut_end = self.ledger.cut_end(self.config.shard, self.appended);
+            self.find_cut();
         }
         self.appended = self.appended.plus(count);
+    }
+
+    /// Finds the cut that holds slot `appended`.
+    fn find_cut(&mut self) {
+        self.cut_end = None;
+        if self.appended < self.fixed_end
+            && let Some((end, quota)) = self.ledger.cut_of(self.config.shard, self.appended)
+        {
+            self.cut_end = Some(end);
+            self.gap_ns = self.config.tick_ns / u64::from(quota);
+        }
     }
 
     /// A cut whose slots are all taken needs no fill any more.
@@ -274,8 +337,7 @@ impl Shard {
     }
 
     fn note_stall(&mut self) {
-        let fixed = self.ledger.mode() == Some(WindowMode::Fixed);
-        let stalled = fixed && self.durable > self.granted;
+        let stalled = self.fixed && self.durable > self.granted;
         if stalled && !self.stalled {
             self.stats.grant_stalls += 1;
         }
@@ -284,13 +346,11 @@ impl Shard {
 
     /// Fixed windows: reports as soon as the slots of the next cut are durable.
     fn report_if_reached(&mut self, now_ns: u64, out: &mut impl ShardOut) {
-        if self.ledger.mode() != Some(WindowMode::Fixed) {
-            return;
-        }
         let Some(point) = self.ledger.point_reached(self.config.shard, self.durable) else { return };
         if point > self.reported.point {
             invariant!(I13, point <= self.ledger.granted_point(), "a report of {point} without its grant");
             self.reported.point = point;
+            self.advanced_at_ns = now_ns;
             self.send_report(now_ns, out);
         }
     }
@@ -298,50 +358,13 @@ impl Shard {
     fn send_report(&mut self, now_ns: u64, out: &mut impl ShardOut) {
         self.reported.view = self.ledger.view();
         self.reported.durable_lsn = self.durable;
+        self.reported.appended_lsn = self.appended;
+        self.reported.closed = self.closed();
         self.reported.records = self.stats.records;
         self.reported.applied_index = self.ledger.applied_index();
         self.reported_at_ns = Some(now_ns);
         self.stats.reports += 1;
         out.report(&self.reported);
-    }
-
-    /// The sequencer asks for the report of a cut: fill up to it. Harmless when late, repeated or reordered.
-    pub fn on_target(&mut self, now_ns: u64, target: Target, out: &mut impl ShardOut) {
-        if target > self.target {
-            self.target = target;
-            self.fill_to_target(now_ns, out);
-        }
-    }
-
-    /// Says how much room the log region has left for fills.
-    pub fn set_room(&mut self, room: FillRoom) {
-        self.room = room;
-    }
-
-    /// Fills up to the target; at an edge without a grant the target stays and is resumed on the grant (L1).
-    fn fill_to_target(&mut self, now_ns: u64, out: &mut impl ShardOut) {
-        if self.failed || self.room == FillRoom::None || self.ledger.mode() != Some(WindowMode::Fixed) {
-            return;
-        }
-        let point = self.target.point.min(self.ledger.granted_point());
-        let Some(end) = self.ledger.lsn_at(self.config.shard, point) else { return };
-        if end > self.appended {
-            let end = if self.room == FillRoom::Few { self.granted } else { end };
-            self.stats.fills_by_target += 1;
-            self.fill(now_ns, end, out);
-        }
-    }
-
-    /// Appends no-ops up to slot `end`, as one entry.
-    fn fill(&mut self, now_ns: u64, end: Lsn, out: &mut impl ShardOut) {
-        let first = self.appended;
-        let count = u32::try_from(end.0 - first.0).unwrap_or(u32::MAX);
-        self.stats.no_ops += u64::from(count);
-        self.advance_appended(u64::from(count));
-        // A fill ends at the end of a cut.
-        self.partial_since_ns = None;
-        out.no_ops(first, count);
-        self.after_append(now_ns, out);
     }
 
     /// An entry of the order stream arrived.
@@ -367,20 +390,24 @@ impl Shard {
 
     fn on_granted(&mut self, now_ns: u64, out: &mut impl ShardOut) {
         let shard = self.config.shard;
+        self.fixed = self.ledger.mode() == Some(WindowMode::Fixed);
         self.granted = self.ledger.granted_lsn(shard);
+        self.fixed_end = self.ledger.fixed_end(shard);
+        let was_closed = self.reported.closed;
+        self.closed = !self.ledger.open(shard).unwrap_or(!self.config.standby);
         // Records may have run ahead of the grants; the cut they stand in is known only now.
-        self.cut_end = self.ledger.cut_end(shard, self.appended);
+        self.find_cut();
         let at_cut_start = self.ledger.point_reached(shard, self.appended).and_then(|p| self.ledger.lsn_at(shard, p))
             == Some(self.appended);
-        if at_cut_start {
+        if at_cut_start || self.cut_end.is_none() && !self.fixed {
             self.partial_since_ns = None;
-        } else if self.partial_since_ns.is_none() && self.ledger.mode() == Some(WindowMode::Fixed) {
+        } else if self.partial_since_ns.is_none() && self.fixed {
             self.partial_since_ns = Some(now_ns);
         }
         self.note_stall();
         self.report_if_reached(now_ns, out);
-        self.fill_to_target(now_ns, out);
-        if self.reported_at_ns.is_none() {
+        self.fill_when_granted(now_ns, out);
+        if self.reported_at_ns.is_none() || self.closed() != was_closed {
             self.send_report(now_ns, out);
         }
     }
@@ -390,13 +417,9 @@ impl Shard {
         let committed = self.ledger.committed_lsn(shard);
         invariant!(I2, committed >= self.committed, "shard {shard}: bound slots went back");
         invariant!(I11, committed <= self.durable, "shard {shard}: slot {committed} is bound but not durable");
-        if self.ledger.mode() == Some(WindowMode::Fixed) {
-            let bound = self.ledger.bound();
-            invariant!(
-                I10,
-                self.ledger.lsn_at(shard, bound) == Some(committed),
-                "shard {shard}: the cut {bound} is not the predetermined one"
-            );
+        let bound = self.ledger.bound();
+        if let Some(predetermined) = self.ledger.lsn_at(shard, bound) {
+            invariant!(I10, predetermined == committed, "shard {shard}: the cut {bound} is not the predetermined one");
         }
         self.committed = committed;
         self.granted = self.granted.max(self.ledger.granted_lsn(shard));
@@ -417,29 +440,16 @@ impl Shard {
         out.acknowledge(client, seq, lsn, position);
     }
 
-    /// Time passed: free ticks, fills of records that waited a tick, repeated reports.
+    /// Time passed: free ticks, fills, repeated reports.
     pub fn on_time(&mut self, now_ns: u64, out: &mut impl ShardOut) {
-        match self.ledger.mode() {
-            Some(WindowMode::Fixed) => self.fill_by_age(now_ns, out),
-            Some(WindowMode::Free) => self.free_tick(now_ns, out),
-            None => {}
+        self.fill_by_time(now_ns, out);
+        if self.ledger.mode() == Some(WindowMode::Free) {
+            self.free_tick(now_ns, out);
         }
         let due = self.reported_at_ns.is_none_or(|at| now_ns >= at + self.config.report_every_ns);
         if due {
             self.send_report(now_ns, out);
         }
-    }
-
-    /// Fills the cut that holds a real record which has waited a tick.
-    fn fill_by_age(&mut self, now_ns: u64, out: &mut impl ShardOut) {
-        let aged = self.partial_since_ns.is_some_and(|since| now_ns >= since + self.config.tick_ns);
-        if !aged || self.failed || self.room == FillRoom::None {
-            return;
-        }
-        // Beyond the grants there is no cut to fill yet; the grant comes back here.
-        let Some(end) = self.ledger.cut_end(self.config.shard, self.appended) else { return };
-        self.stats.fills_by_age += 1;
-        self.fill(now_ns, end, out);
     }
 
     /// Reports durable lengths on the tick, changed or not: the sequencer waits for every shard's report.
@@ -473,15 +483,11 @@ impl Shard {
     /// When [`on_time`](Self::on_time) has something to do even without input.
     pub fn deadline_ns(&self) -> u64 {
         let report = self.reported_at_ns.map_or(0, |at| at + self.config.report_every_ns);
-        let order = match self.ledger.mode() {
-            Some(WindowMode::Fixed) => match (self.partial_since_ns, self.cut_end) {
-                (Some(since), Some(_)) if self.room != FillRoom::None => since + self.config.tick_ns,
-                _ => u64::MAX,
-            },
+        let tick = match self.ledger.mode() {
             Some(WindowMode::Free) => self.next_tick_ns.unwrap_or(0),
-            None => u64::MAX,
+            _ => u64::MAX,
         };
-        report.min(order)
+        report.min(tick).min(self.fill_deadline_ns().unwrap_or(u64::MAX))
     }
 }
 

@@ -65,7 +65,7 @@ pub enum WindowMode {
     Free,
 }
 
-/// When the sequencer cuts, and how: the modes of one binary.
+/// Which windows the sequencer grants, and when it cuts: the modes of one binary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ordering {
     /// Fixed windows: a cut is bound as soon as every shard has reported it.
@@ -74,13 +74,16 @@ pub enum Ordering {
     FreeTick,
     /// Free windows; shards report on their tick, the sequencer cuts as soon as every shard's report is in.
     FreeEvent,
+    /// Fixed windows, and for a while free ones (cut as in `free-event`) when fixed cuts wait too long for their last
+    /// report.
+    Auto,
 }
 
 impl Ordering {
-    /// The mode of the windows that this policy grants.
+    /// The mode of the windows that this policy grants unless it has a reason for the other.
     pub const fn window_mode(self) -> WindowMode {
         match self {
-            Ordering::Fixed => WindowMode::Fixed,
+            Ordering::Fixed | Ordering::Auto => WindowMode::Fixed,
             Ordering::FreeTick | Ordering::FreeEvent => WindowMode::Free,
         }
     }
@@ -91,12 +94,47 @@ impl Ordering {
             Ordering::Fixed => "fixed",
             Ordering::FreeTick => "free-tick",
             Ordering::FreeEvent => "free-event",
+            Ordering::Auto => "auto",
         }
     }
 
     /// Parses a [`name`](Self::name).
     pub fn from_name(name: &str) -> Option<Ordering> {
-        [Ordering::Fixed, Ordering::FreeTick, Ordering::FreeEvent].into_iter().find(|o| o.name() == name)
+        [Ordering::Fixed, Ordering::FreeTick, Ordering::FreeEvent, Ordering::Auto]
+            .into_iter()
+            .find(|o| o.name() == name)
+    }
+}
+
+/// When fixed cuts are filled with no-ops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Beat {
+    /// On demand: a record that waited, or a cut that another shard has reached, has the cut filled at once. An idle log
+    /// writes nothing.
+    Target,
+    /// The published rules of SpecLog's Belfast, for comparison: every cut is filled 1.5 ticks after the last report, records
+    /// or not, and a shard three cuts behind the first is told to catch up (its lag fix).
+    Paper {
+        /// Whether shards are told to catch up.
+        lag_fix: bool,
+    },
+}
+
+impl Beat {
+    /// The name used in configuration and output.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Beat::Target => "target",
+            Beat::Paper { lag_fix: true } => "paper",
+            Beat::Paper { lag_fix: false } => "paper-without-lag-fix",
+        }
+    }
+
+    /// Parses a [`name`](Self::name).
+    pub fn from_name(name: &str) -> Option<Beat> {
+        [Beat::Target, Beat::Paper { lag_fix: true }, Beat::Paper { lag_fix: false }]
+            .into_iter()
+            .find(|b| b.name() == name)
     }
 }
 
@@ -127,6 +165,9 @@ pub struct Member {
     pub quota: u32,
     /// Its first slot in the window.
     pub first_lsn: Lsn,
+    /// Whether it takes new appends. A shard that is grounded, leaving or has left is closed; it stays listed, with the
+    /// quota that what it still holds needs, and then with none.
+    pub open: bool,
 }
 
 /// Why an append was refused. The record was not written and will not appear unless it is sent again.
@@ -155,6 +196,11 @@ pub enum Refusal {
     NotHere,
     /// The shard was failed by a view change and takes no appends.
     Failed,
+    /// The shard takes no appends at present: it is grounded, leaving, or standing by.
+    Closed {
+        /// A shard that does.
+        instead: ShardId,
+    },
 }
 
 impl fmt::Display for Refusal {
@@ -173,6 +219,11 @@ impl fmt::Display for Refusal {
             ),
             Refusal::NotHere => write!(f, "the shard is not served by the node that was asked"),
             Refusal::Failed => write!(f, "the shard has failed and takes no appends"),
+            Refusal::Closed { instead } => write!(
+                f,
+                "the shard takes no appends at present (it is grounded, leaving or standing by); append to shard \
+                 {instead} instead"
+            ),
         }
     }
 }

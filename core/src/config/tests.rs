@@ -7,6 +7,9 @@ const GOOD: &str = r#"
 name = "test"
 tick_us = 500
 
+[policy]
+beat = "paper"
+
 [[shard]]
 id = 0
 quota = 4
@@ -54,6 +57,10 @@ fn impossible_values_are_refused_in_one_line() {
     for (from, to, expected) in [
         ("tick_us = 500", "tick_us = 1", "cluster.tick_us must be 10 to 10000000, not 1"),
         ("tick_us = 500", "ordering = \"sorted\"", "unknown ordering 'sorted'"),
+        ("beat = \"paper\"", "beat = \"drum\"", "unknown beat 'drum', expected target, paper or"),
+        ("beat = \"paper\"", "fill_wait_ticks = -1.0", "policy.fill_wait_ticks must be 0 to 10, not -1"),
+        ("beat = \"paper\"", "late_ticks = 0", "policy.late_ticks must be 1 to 1000000, not 0"),
+        ("quota = 4", "standby = true", "every shard stands by"),
         ("quota = 4", "quota = 0", "shard 0: quota must be 1 to 1048576, not 0"),
         ("role = \"primary\"", "role = \"backup\"", "shard 0 has 0 primaries"),
         ("clients = \"[::1]:7411\"", "", "node 1: a primary needs the key 'clients'"),

@@ -90,6 +90,10 @@ struct SequencerCounters {
     cuts: Counter,
     grants: Counter,
     targets: Counter,
+    quota_changes: Counter,
+    grounded: Counter,
+    free_windows: Counter,
+    fallbacks: Counter,
     committed: Counter,
 }
 
@@ -120,6 +124,10 @@ impl<T: Transport> SequencerAgent<T> {
             cuts: parts.counters.register("cuts"),
             grants: parts.counters.register("grants"),
             targets: parts.counters.register("targets"),
+            quota_changes: parts.counters.register("quota_changes"),
+            grounded: parts.counters.register("grounded"),
+            free_windows: parts.counters.register("free_windows"),
+            fallbacks: parts.counters.register("fallbacks"),
             committed: parts.counters.register("committed_position"),
         };
         SequencerAgent {
@@ -142,7 +150,7 @@ impl<T: Transport> SequencerAgent<T> {
     }
 
     /// Appends proposals to the order log, which for a group of one commits them, until there are none.
-    fn commit(&mut self) {
+    fn commit(&mut self, now_ns: u64) {
         let mut entry = [0; ORDER_ENTRY_BYTES_MAX];
         while !self.proposal.is_empty() {
             let len = self.proposal.len();
@@ -150,7 +158,7 @@ impl<T: Transport> SequencerAgent<T> {
             self.proposal.clear();
             let index = self.order.append(&entry[..len]);
             let (sequencer, mut effects) = self.split();
-            if let Err(contradiction) = sequencer.on_committed(index, &entry[..len], &mut effects) {
+            if let Err(contradiction) = sequencer.on_committed(now_ns, index, &entry[..len], &mut effects) {
                 panic!("sequencer: {contradiction}");
             }
         }
@@ -165,11 +173,11 @@ impl<T: Transport> SequencerAgent<T> {
         1
     }
 
-    fn take_events(&mut self) -> usize {
+    fn take_events(&mut self, now_ns: u64) -> usize {
         let count = self.transport.poll(&mut self.events);
         for at in 0..count {
             match self.events[at] {
-                Event::Received { peer, message } => self.on_message(peer, message),
+                Event::Received { peer, message } => self.on_message(now_ns, peer, message),
                 Event::PeerDown { peer, reason } => self.on_down(peer, reason),
                 Event::Notified { .. } | Event::Placed { .. } => {}
             }
@@ -177,7 +185,7 @@ impl<T: Transport> SequencerAgent<T> {
         count
     }
 
-    fn on_message(&mut self, peer: PeerId, handle: MessageHandle) {
+    fn on_message(&mut self, now_ns: u64, peer: PeerId, handle: MessageHandle) {
         let message = match NodeMessage::decode(self.transport.message(handle)) {
             Ok(NodeMessage::Report(report)) => Some(Ok(report)),
             Ok(NodeMessage::ReadIndex { token }) => Some(Err(token)),
@@ -186,7 +194,9 @@ impl<T: Transport> SequencerAgent<T> {
         self.transport.release(handle);
         let follower = &mut self.followers[usize::from(peer.0)];
         match message {
-            Some(Ok(report)) if self.order.last_index() >= report.applied_index => self.on_report(peer, &report),
+            Some(Ok(report)) if self.order.last_index() >= report.applied_index => {
+                self.on_report(now_ns, peer, &report);
+            }
             Some(Err(token)) => follower.read_index = Some(token),
             _ => {
                 self.transport.fence(peer);
@@ -195,7 +205,7 @@ impl<T: Transport> SequencerAgent<T> {
         }
     }
 
-    fn on_report(&mut self, peer: PeerId, report: &Report) {
+    fn on_report(&mut self, now_ns: u64, peer: PeerId, report: &Report) {
         let follower = &mut self.followers[usize::from(peer.0)];
         let Replica { shard, replica, .. } = follower.replica;
         if report.shard != shard || report.replica != replica {
@@ -207,8 +217,8 @@ impl<T: Transport> SequencerAgent<T> {
         follower.next.get_or_insert(report.applied_index + 1);
         if replica == 0 {
             let (sequencer, mut effects) = self.split();
-            sequencer.on_report(report, &mut effects);
-            self.commit();
+            sequencer.on_report(now_ns, report, &mut effects);
+            self.commit(now_ns);
         }
     }
 
@@ -272,6 +282,10 @@ impl<T: Transport> SequencerAgent<T> {
         self.counters.cuts.set(stats.cuts);
         self.counters.grants.set(stats.grants);
         self.counters.targets.set(stats.targets);
+        self.counters.quota_changes.set(stats.quota_changes);
+        self.counters.grounded.set(stats.grounded);
+        self.counters.free_windows.set(stats.free_windows);
+        self.counters.fallbacks.set(stats.fallbacks);
         self.counters.committed.set(self.sequencer.ledger().committed().0);
     }
 }
@@ -285,15 +299,15 @@ impl<T: Transport> Agent for SequencerAgent<T> {
         if !self.started {
             self.started = true;
             let (sequencer, mut effects) = self.split();
-            sequencer.on_start(&mut effects);
-            self.commit();
+            sequencer.on_start(now_ns, &mut effects);
+            self.commit(now_ns);
         }
-        let mut work = self.take_events();
+        let mut work = self.take_events(now_ns);
         work += self.admit();
         if self.sequencer.deadline_ns() <= now_ns {
             let (sequencer, mut effects) = self.split();
             sequencer.on_time(now_ns, &mut effects);
-            self.commit();
+            self.commit(now_ns);
             work += 1;
         }
         if work > 0 {

@@ -53,7 +53,7 @@ impl Bench for FakeBench {
         }
         self.mode = mode;
         let (deliver_us, confirm_us) = match mode {
-            Ordering::Fixed => (400, 1000),
+            Ordering::Fixed | Ordering::Auto => (400, 1000),
             Ordering::FreeEvent => (1100, 1100),
             Ordering::FreeTick => (1500, 1500),
         };

@@ -36,8 +36,10 @@ fn apply(ledger: &mut Ledger, bytes: &[u8]) {
 impl Rig {
     fn new(scope: Scope) -> Rig {
         let mut ledger = Ledger::new(8);
-        let members =
-            [Member { shard: A, quota: 2, first_lsn: Lsn(0) }, Member { shard: B, quota: 1, first_lsn: Lsn(0) }];
+        let members = [
+            Member { shard: A, quota: 2, first_lsn: Lsn(0), open: true },
+            Member { shard: B, quota: 1, first_lsn: Lsn(0), open: true },
+        ];
         let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
         let head = grant_head(0, WindowMode::Fixed, 0, 10, Position(0));
         let len = encode_grant(&mut buffer, head, &members);

@@ -30,6 +30,8 @@ pub(super) struct Span {
     rows_pushed: u64,
     /// End position and lsns of the last row dropped; before that, where the span starts.
     row_base: Vec<u64>,
+    /// A free span that a grant ended: no cut follows, wherever in its window that was.
+    closed: bool,
 }
 
 impl Span {
@@ -61,15 +63,19 @@ impl Span {
             rows_max,
             rows_pushed: 0,
             row_base,
+            closed: false,
         }
     }
 
-    /// Takes the next window into this span if it continues it with nothing changed.
+    /// Takes the next window into this span if it continues it with nothing changed. A free span continues only once its
+    /// last window is whole.
     pub(super) fn extend(&mut self, grant: &Grant<'_>) -> bool {
+        let alike = |a: &Member, b: &Member| a.shard == b.shard && a.quota == b.quota && a.open == b.open;
         let same = self.mode == grant.mode
             && self.cuts == grant.cuts
+            && (self.mode == WindowMode::Fixed || self.rows_pushed == self.cuts_total())
             && self.members.len() == grant.members.len()
-            && self.members.iter().zip(grant.members.iter()).all(|(a, b)| a.shard == b.shard && a.quota == b.quota);
+            && self.members.iter().zip(grant.members.iter()).all(|(a, b)| alike(a, &b));
         if same {
             self.windows += u64::from(grant.windows);
         }
@@ -81,8 +87,31 @@ impl Span {
         self.window + self.windows
     }
 
+    /// Bytes this span holds on to.
+    pub(super) fn held_bytes(&self) -> usize {
+        let rows = self.rows_pushed.min(self.rows_max as u64) as usize;
+        size_of::<Span>() + self.members.len() * (size_of::<Member>() + 16) + rows * self.width() * 8
+    }
+
+    /// Ends a free span where it is, and gives back the room for further cuts.
+    pub(super) fn close(&mut self) {
+        self.closed = true;
+        if self.rows_pushed < self.rows_max as u64 {
+            self.rows.truncate(self.rows_pushed as usize * self.width());
+            self.rows.shrink_to_fit();
+        }
+    }
+
+    /// Where the span begins, as a point.
+    pub(super) fn first_point(&self) -> CutPoint {
+        CutPoint { window: self.window, cut: self.first_cut, prefix: 0 }
+    }
+
     /// Cuts from the span's start to its end.
     fn cuts_total(&self) -> u64 {
+        if self.closed {
+            return self.rows_pushed;
+        }
         self.windows * u64::from(self.cuts) - u64::from(self.first_cut)
     }
 
@@ -125,6 +154,16 @@ impl Span {
         }
     }
 
+    /// A member's first slot.
+    pub(super) fn first_lsn(&self, shard: ShardId) -> Option<Lsn> {
+        self.member_index(shard).map(|index| self.members[index].first_lsn)
+    }
+
+    /// A member's quota.
+    pub(super) fn quota(&self, shard: ShardId) -> Option<u32> {
+        self.member_index(shard).map(|index| self.members[index].quota)
+    }
+
     /// End of a member's slots in the span: predetermined if fixed, bound so far if free.
     pub(super) fn end_lsn(&self, shard: ShardId) -> Option<Lsn> {
         let index = self.member_index(shard)?;
@@ -133,11 +172,6 @@ impl Span {
             WindowMode::Fixed => member.first_lsn.plus(self.cuts_total() * u64::from(member.quota)),
             WindowMode::Free => Lsn(self.last_row()[1 + index]),
         })
-    }
-
-    /// End of a member's slots bound so far in a free span.
-    pub(super) fn last_lsn(&self, shard: ShardId) -> Option<Lsn> {
-        self.member_index(shard).map(|index| Lsn(self.last_row()[1 + index]))
     }
 
     /// Position at a point of a fixed span.

@@ -9,7 +9,7 @@ use super::*;
 use crate::wire::order::{ORDER_ENTRY_BYTES_MAX, encode_free_cut, encode_view_change};
 
 fn member(shard: u16, quota: u32, first_lsn: u64) -> Member {
-    Member { shard: ShardId(shard), quota, first_lsn: Lsn(first_lsn) }
+    Member { shard: ShardId(shard), quota, first_lsn: Lsn(first_lsn), open: true }
 }
 
 fn grant(ledger: &mut Ledger, mode: WindowMode, window: u64, cuts: u32, start: u64, members: &[Member]) -> Applied {
@@ -77,7 +77,7 @@ fn windows_follow_each_other_and_quotas_change_at_edges() {
     assert_eq!(ledger.lsn_at(shard[1], CutPoint { window: 2, cut: 0, prefix: 0 }), Some(Lsn(40)));
     assert_eq!(ledger.lsn_at(shard[1], CutPoint { window: 3, cut: 0, prefix: 0 }), Some(Lsn(50)));
     assert_eq!(ledger.lsn_at(shard[1], CutPoint { window: 3, cut: 1, prefix: 0 }), None);
-    assert_eq!(ledger.cut_end(shard[0], Lsn(25)), Some(Lsn(28)));
+    assert_eq!(ledger.cut_of(shard[0], Lsn(25)), Some((Lsn(28), 4)));
     // A grant that is not the next window is void; one that contradicts where the last ended is an error.
     let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
     let head = grant_head(0, WindowMode::Fixed, 7, 10, Position(110));

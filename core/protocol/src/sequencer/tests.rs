@@ -23,15 +23,26 @@ impl SequencerOut for World {
 }
 
 fn sequencer(ordering: Ordering, window_cuts: u32) -> Sequencer {
-    let quotas = vec![(ShardId(0), 2), (ShardId(1), 3), (ShardId(2), 2)];
-    Sequencer::new(SequencerConfig {
+    Sequencer::new(config(ordering, window_cuts))
+}
+
+/// Three shards with quotas 2, 3, 2, a tick of 1000 ns, and nothing that adapts.
+fn config(ordering: Ordering, window_cuts: u32) -> SequencerConfig {
+    let shard = |id, quota| MemberConfig { shard: ShardId(id), quota, standby: false };
+    SequencerConfig {
         tick_ns: 1000,
         tick_phase_ns: 300,
         window_cuts,
         ordering,
-        quotas,
+        beat: Beat::Target,
+        shards: vec![shard(0, 2), shard(1, 3), shard(2, 2)],
+        adaptive_quotas: false,
+        target_pace_ns: 0,
+        prefix_pace_ns: 0,
+        late_ticks: 4,
+        ground_windows: 0,
         free_cuts_max: 64,
-    })
+    }
 }
 
 fn at(window: u64, cut: u32) -> CutPoint {
@@ -51,24 +62,24 @@ fn commit(sequencer: &mut Sequencer, world: &mut World) {
     while !world.proposals.is_empty() {
         let entry = world.proposals.remove(0);
         let index = sequencer.ledger().applied_index() + 1;
-        sequencer.on_committed(index, &entry, world).unwrap();
+        sequencer.on_committed(0, index, &entry, world).unwrap();
     }
 }
 
 #[test]
 fn a_cut_takes_whole_cuts_and_the_prefix_of_members_that_are_ahead() {
     let (mut s, mut w) = (sequencer(Ordering::Fixed, 100), World::default());
-    s.on_start(&mut w);
+    s.on_start(0, &mut w);
     commit(&mut s, &mut w);
     assert_eq!(s.ledger().granted_lsn(ShardId(1)), Lsn(300));
-    s.on_report(&report(1, at(0, 1)), &mut w);
+    s.on_report(0, &report(1, at(0, 1)), &mut w);
     assert!(w.proposals.is_empty(), "shard 0 has not reported");
     assert_eq!(w.targets, [(0, at(0, 1)), (2, at(0, 1))], "the others are asked at once");
-    s.on_report(&report(0, at(0, 1)), &mut w);
+    s.on_report(0, &report(0, at(0, 1)), &mut w);
     commit(&mut s, &mut w);
     assert_eq!(s.ledger().bound(), CutPoint { window: 0, cut: 0, prefix: 2 });
     assert_eq!(s.ledger().committed(), Position(5));
-    s.on_report(&report(2, at(0, 1)), &mut w);
+    s.on_report(0, &report(2, at(0, 1)), &mut w);
     commit(&mut s, &mut w);
     assert_eq!(s.ledger().committed(), Position(7));
 }
@@ -76,16 +87,16 @@ fn a_cut_takes_whole_cuts_and_the_prefix_of_members_that_are_ahead() {
 #[test]
 fn one_proposal_is_in_flight_and_newer_ones_coalesce() {
     let (mut s, mut w) = (sequencer(Ordering::Fixed, 100), World::default());
-    s.on_start(&mut w);
+    s.on_start(0, &mut w);
     commit(&mut s, &mut w);
     for cut in 1..=3 {
         for shard in 0..3 {
-            s.on_report(&report(shard, at(0, cut)), &mut w);
+            s.on_report(0, &report(shard, at(0, cut)), &mut w);
         }
     }
     assert_eq!(w.proposals.len(), 1);
     let first = w.proposals.remove(0);
-    s.on_committed(2, &first, &mut w).unwrap();
+    s.on_committed(0, 2, &first, &mut w).unwrap();
     assert_eq!(w.proposals.len(), 1, "all that came meanwhile is one cut");
     commit(&mut s, &mut w);
     assert_eq!(s.ledger().bound(), at(0, 3));
@@ -94,16 +105,16 @@ fn one_proposal_is_in_flight_and_newer_ones_coalesce() {
 #[test]
 fn the_next_window_is_granted_at_the_middle_of_the_last_one() {
     let (mut s, mut w) = (sequencer(Ordering::Fixed, 4), World::default());
-    s.on_start(&mut w);
+    s.on_start(0, &mut w);
     commit(&mut s, &mut w);
     assert_eq!(s.ledger().next_window(), 1);
     for shard in 0..3 {
-        s.on_report(&report(shard, at(0, 1)), &mut w);
+        s.on_report(0, &report(shard, at(0, 1)), &mut w);
     }
     commit(&mut s, &mut w);
     assert_eq!(s.ledger().next_window(), 1);
     for shard in 0..3 {
-        s.on_report(&report(shard, at(0, 2)), &mut w);
+        s.on_report(0, &report(shard, at(0, 2)), &mut w);
     }
     commit(&mut s, &mut w);
     assert_eq!(s.ledger().next_window(), 2);
@@ -113,49 +124,49 @@ fn the_next_window_is_granted_at_the_middle_of_the_last_one() {
 #[test]
 fn reports_lost_repeated_and_reordered_do_no_harm() {
     let (mut s, mut w) = (sequencer(Ordering::Fixed, 100), World::default());
-    s.on_start(&mut w);
+    s.on_start(0, &mut w);
     commit(&mut s, &mut w);
     for (shard, cut) in [(0, 5), (0, 2), (1, 5), (1, 1), (2, 5), (2, 5)] {
-        s.on_report(&report(shard, at(0, cut)), &mut w);
+        s.on_report(0, &report(shard, at(0, cut)), &mut w);
         commit(&mut s, &mut w);
     }
     assert_eq!(s.ledger().bound(), at(0, 5));
     // A shard that repeats a report from below the target is told again.
     w.targets.clear();
-    s.on_report(&report(0, at(0, 6)), &mut w);
-    s.on_report(&report(1, at(0, 5)), &mut w);
+    s.on_report(0, &report(0, at(0, 6)), &mut w);
+    s.on_report(0, &report(1, at(0, 5)), &mut w);
     assert_eq!(w.targets, [(1, at(0, 6)), (2, at(0, 6)), (1, at(0, 6))]);
-    s.on_report(&report(9, at(0, 6)), &mut w);
+    s.on_report(0, &report(9, at(0, 6)), &mut w);
 }
 
 #[test]
 #[should_panic(expected = "invariant I13")]
 fn a_report_beyond_the_grants_is_a_broken_invariant() {
     let (mut s, mut w) = (sequencer(Ordering::Fixed, 100), World::default());
-    s.on_start(&mut w);
+    s.on_start(0, &mut w);
     commit(&mut s, &mut w);
-    s.on_report(&report(0, at(1, 1)), &mut w);
+    s.on_report(0, &report(0, at(1, 1)), &mut w);
 }
 
 #[test]
 fn free_event_cuts_when_every_report_is_in_and_only_if_something_is_new() {
     let (mut s, mut w) = (sequencer(Ordering::FreeEvent, 2), World::default());
-    s.on_start(&mut w);
+    s.on_start(0, &mut w);
     commit(&mut s, &mut w);
     for shard in 0..3 {
-        s.on_report(&durable(shard, 0), &mut w);
+        s.on_report(0, &durable(shard, 0), &mut w);
     }
     assert!(w.proposals.is_empty(), "an idle log writes nothing");
-    s.on_report(&durable(0, 4), &mut w);
-    s.on_report(&durable(0, 5), &mut w);
-    s.on_report(&durable(1, 0), &mut w);
+    s.on_report(0, &durable(0, 4), &mut w);
+    s.on_report(0, &durable(0, 5), &mut w);
+    s.on_report(0, &durable(1, 0), &mut w);
     assert!(w.proposals.is_empty());
-    s.on_report(&durable(2, 1), &mut w);
+    s.on_report(0, &durable(2, 1), &mut w);
     commit(&mut s, &mut w);
     assert_eq!(s.ledger().committed(), Position(6));
     // The second cut ends the window; the grant of the next follows and carries on where it stopped.
     for shard in 0..3 {
-        s.on_report(&durable(shard, 6), &mut w);
+        s.on_report(0, &durable(shard, 6), &mut w);
     }
     commit(&mut s, &mut w);
     assert_eq!((s.ledger().next_window(), s.ledger().committed()), (2, Position(18)));
@@ -165,11 +176,11 @@ fn free_event_cuts_when_every_report_is_in_and_only_if_something_is_new() {
 #[test]
 fn free_tick_cuts_on_the_sequencers_own_tick() {
     let (mut s, mut w) = (sequencer(Ordering::FreeTick, 100), World::default());
-    s.on_start(&mut w);
+    s.on_start(0, &mut w);
     commit(&mut s, &mut w);
     s.on_time(5000, &mut w);
     assert_eq!(s.deadline_ns(), 6300);
-    s.on_report(&durable(1, 4), &mut w);
+    s.on_report(0, &durable(1, 4), &mut w);
     s.on_time(6299, &mut w);
     assert!(w.proposals.is_empty());
     s.on_time(6300, &mut w);

@@ -53,6 +53,10 @@ impl Rig {
             backups: 1,
             tick_ns: TICK,
             tick_phase_ns: 250_000,
+            beat: Beat::Target,
+            fill_wait_ns: 0,
+            pause_gaps: 0,
+            standby: false,
             report_every_ns: 100 * TICK,
             pending_max: 16,
             sessions_max: 4,
@@ -81,6 +85,7 @@ impl Rig {
             shard: ShardId(s),
             quota: quotas[usize::from(s)],
             first_lsn: Lsn(w * 4 * u64::from(quotas[usize::from(s)])),
+            open: true,
         });
         let head = grant_head(0, self.mode, w, 4, Position(w * 20));
         let len = encode_grant(&mut buffer, head, &members);
@@ -103,7 +108,7 @@ impl Rig {
     }
 
     fn target(&mut self, now: u64, window: u64, cut: u32) {
-        let target = Target { point: CutPoint { window, cut, prefix: 0 } };
+        let target = Target { point: CutPoint { window, cut, prefix: 0 }, close: false };
         self.shard.on_target(now, target, &mut self.world);
     }
 

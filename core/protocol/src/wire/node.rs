@@ -24,6 +24,10 @@ pub struct Report {
     pub point: CutPoint,
     /// First slot that is not durable: what a free window's cut takes.
     pub durable_lsn: Lsn,
+    /// First slot that is not appended: what a closed shard still has to get rid of.
+    pub appended_lsn: Lsn,
+    /// The shard takes no appends.
+    pub closed: bool,
     /// Records, without no-ops, ever appended.
     pub records: u64,
     /// Index of the last order entry applied: the order stream's credit.
@@ -35,6 +39,9 @@ pub struct Report {
 pub struct Target {
     /// The cut to reach; whole cuts only.
     pub point: CutPoint,
+    /// Take no more appends until the window that begins at `point` is granted: the next grant says how it goes on. Void
+    /// once that window is granted.
+    pub close: bool,
 }
 
 /// A message between a replica and the sequencer.
@@ -71,12 +78,12 @@ impl<'a> NodeMessage<'a> {
         let mut w = Writer::new(buffer);
         match self {
             NodeMessage::Report(report) => {
-                w.u8(1).u8(0).u16(report.shard.0).u16(report.replica).u16(report.point.prefix);
+                w.u8(1).u8(report.closed.into()).u16(report.shard.0).u16(report.replica).u16(report.point.prefix);
                 w.u32(report.epoch).u32(report.view).u64(report.point.window).u32(report.point.cut).u32(0);
-                w.u64(report.durable_lsn.0).u64(report.records).u64(report.applied_index);
+                w.u64(report.durable_lsn.0).u64(report.appended_lsn.0).u64(report.records).u64(report.applied_index);
             }
             NodeMessage::Target(target) => {
-                w.u8(2).u8(0).u16(target.point.prefix).u32(target.point.cut).u64(target.point.window);
+                w.u8(2).u8(target.close.into()).u16(target.point.prefix).u32(target.point.cut).u64(target.point.window);
             }
             NodeMessage::Order { index, entry } => {
                 w.u64(3).u64(*index).bytes(entry);
@@ -99,7 +106,7 @@ impl<'a> NodeMessage<'a> {
         let mut r = Reader::new(bytes);
         let message = match r.u8()? {
             1 => {
-                reserved(r.u8()?.into())?;
+                let closed = flag(r.u8()?)?;
                 let (shard, replica, prefix) = (ShardId(r.u16()?), r.u16()?, r.u16()?);
                 let (epoch, view, window, cut) = (r.u32()?, r.u32()?, r.u64()?, r.u32()?);
                 reserved(r.u32()?.into())?;
@@ -110,14 +117,16 @@ impl<'a> NodeMessage<'a> {
                     view,
                     point: CutPoint { window, cut, prefix },
                     durable_lsn: Lsn(r.u64()?),
+                    appended_lsn: Lsn(r.u64()?),
+                    closed,
                     records: r.u64()?,
                     applied_index: r.u64()?,
                 })
             }
             2 => {
-                reserved(r.u8()?.into())?;
+                let close = flag(r.u8()?)?;
                 let (prefix, cut, window) = (r.u16()?, r.u32()?, r.u64()?);
-                NodeMessage::Target(Target { point: CutPoint { window, cut, prefix } })
+                NodeMessage::Target(Target { point: CutPoint { window, cut, prefix }, close })
             }
             tag @ 3..=5 => {
                 if r.bytes(7)?.iter().any(|b| *b != 0) {
@@ -133,6 +142,14 @@ impl<'a> NodeMessage<'a> {
         };
         r.finish()?;
         Ok(message)
+    }
+}
+
+fn flag(value: u8) -> Result<bool, DecodeError> {
+    match value {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(DecodeError::Value("flag")),
     }
 }
 
@@ -153,10 +170,12 @@ mod tests {
             view: 4,
             point: CutPoint { window: 5, cut: 6, prefix: 0 },
             durable_lsn: Lsn(7),
+            appended_lsn: Lsn(10),
+            closed: true,
             records: 8,
             applied_index: 9,
         };
-        let target = Target { point: CutPoint { window: 1, cut: 2, prefix: 0 } };
+        let target = Target { point: CutPoint { window: 1, cut: 2, prefix: 0 }, close: true };
         for message in [
             NodeMessage::Report(report),
             NodeMessage::Target(target),

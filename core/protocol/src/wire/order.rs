@@ -77,9 +77,9 @@ impl Members<'_> {
         self.0.chunks_exact(MEMBER_BYTES).map(|bytes| {
             let mut r = Reader::new(bytes);
             let shard = ShardId(r.u16().unwrap_or_default());
-            let _reserved = r.u16();
+            let closed = r.u16().unwrap_or_default();
             let quota = r.u32().unwrap_or_default();
-            Member { shard, quota, first_lsn: Lsn(r.u64().unwrap_or_default()) }
+            Member { shard, quota, first_lsn: Lsn(r.u64().unwrap_or_default()), open: closed == 0 }
         })
     }
 }
@@ -130,7 +130,7 @@ pub fn encode_grant(buffer: &mut [u8], head: GrantHead, members: &[Member]) -> u
     w.u8(1).u8(mode).u16(members.len() as u16).u32(head.view).u64(head.window).u64(head.start.0);
     w.u32(head.windows).u32(head.cuts).u32(head.first_cut);
     for member in members {
-        w.u16(member.shard.0).u16(0).u32(member.quota).u64(member.first_lsn.0);
+        w.u16(member.shard.0).u16(u16::from(!member.open)).u32(member.quota).u64(member.first_lsn.0);
     }
     w.len()
 }
@@ -203,6 +203,9 @@ fn decode_grant<'a>(r: &mut Reader<'a>, mode: u8, members: u16, view: u32) -> Re
         return Err(DecodeError::Value("members"));
     }
     let members = Members(r.bytes(count * MEMBER_BYTES)?);
+    if members.0.chunks_exact(MEMBER_BYTES).any(|m| m[2] > 1 || m[3] != 0) {
+        return Err(DecodeError::Value("closed"));
+    }
     let mut previous = None;
     let mut quota_sum = 0u64;
     for member in members.iter() {
@@ -229,8 +232,8 @@ mod tests {
     use super::*;
 
     const MEMBERS: [Member; 2] = [
-        Member { shard: ShardId(0), quota: 2, first_lsn: Lsn(200) },
-        Member { shard: ShardId(7), quota: 3, first_lsn: Lsn(300) },
+        Member { shard: ShardId(0), quota: 2, first_lsn: Lsn(200), open: true },
+        Member { shard: ShardId(7), quota: 3, first_lsn: Lsn(300), open: false },
     ];
     const HEAD: GrantHead = GrantHead {
         view: 1,

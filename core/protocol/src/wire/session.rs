@@ -356,6 +356,7 @@ pub fn refusal_code(refusal: Refusal) -> (u32, u64) {
         Refusal::RegionFull { region_bytes } => (5, region_bytes),
         Refusal::NotHere => (6, 0),
         Refusal::Failed => (7, 0),
+        Refusal::Closed { instead } => (8, instead.0.into()),
     }
 }
 
@@ -372,6 +373,7 @@ pub fn refusal_from(code: u32, detail: u64) -> Result<Refusal, DecodeError> {
         5 => Refusal::RegionFull { region_bytes: detail },
         6 => Refusal::NotHere,
         7 => Refusal::Failed,
+        8 => Refusal::Closed { instead: ShardId(u16::try_from(detail).map_err(|_| DecodeError::Value("shard"))?) },
         _ => return Err(DecodeError::Value("refusal")),
     })
 }

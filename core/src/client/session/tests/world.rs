@@ -275,7 +275,7 @@ impl World {
 
 /// Shards 0 and 1 with quota 1 each: even positions belong to shard 0. A window of `cuts` cuts.
 pub fn grant(cuts: u32) -> Vec<u8> {
-    let member = |shard| Member { shard: ShardId(shard), quota: 1, first_lsn: Lsn(0) };
+    let member = |shard| Member { shard: ShardId(shard), quota: 1, first_lsn: Lsn(0), open: true };
     let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
     let head = grant_head(0, WindowMode::Fixed, 0, cuts, Position(0));
     let len = encode_grant(&mut buffer, head, &[member(0), member(1)]);

@@ -1,0 +1,302 @@
+//! Who takes part: shards that join and leave while the log runs, and stragglers that are grounded for a while.
+//!
+//! A shard once listed in a grant stays listed; that it left means that it is closed and has no quota. Whoever is to leave is
+//! first told to take no more appends (a target that closes), gets what it still holds ordered, and then gets no slots.
+
+use core::fmt;
+
+use super::{Sequencer, SequencerOut, ShardState};
+use crate::types::{Beat, CutPoint, Ordering, ShardId, WindowMode};
+use crate::wire::node::Target;
+
+/// Cuts behind the first at which the published lag fix acts.
+const PAPER_LAG_CUTS: u64 = 3;
+
+/// A shard's part in the windows to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Not a member, or not any more.
+    Out,
+    /// A member.
+    In,
+    /// It takes no more appends and gets rid of what it holds.
+    Closing {
+        /// For good; otherwise to be grounded.
+        leave: bool,
+    },
+    /// It has no slots for a while.
+    Grounded {
+        /// When it may return.
+        until_ns: u64,
+    },
+}
+
+/// A change that an operator asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The shard becomes a member at the next edge.
+    Join(ShardId),
+    /// The shard takes no more appends and leaves when what it holds is ordered.
+    Leave(ShardId),
+    /// Other windows are granted from the next edge on.
+    Ordering(Ordering),
+}
+
+/// Why a change was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangeError {
+    /// The cluster is configured without such a shard.
+    UnknownShard(ShardId),
+    /// Without it no shard would take appends.
+    LastShard(ShardId),
+}
+
+impl fmt::Display for ChangeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ChangeError::UnknownShard(shard) => {
+                write!(f, "the cluster is configured without a shard {shard}; add it to the configuration as a standby")
+            }
+            ChangeError::LastShard(shard) => {
+                write!(f, "shard {shard} cannot leave: no other shard would take appends; add one first")
+            }
+        }
+    }
+}
+
+impl core::error::Error for ChangeError {}
+
+impl Sequencer {
+    /// An operator asks for a change. Asking for what is so already changes nothing.
+    ///
+    /// # Errors
+    /// [`ChangeError`]; nothing changes then.
+    pub fn on_change(&mut self, now_ns: u64, change: Change, out: &mut impl SequencerOut) -> Result<(), ChangeError> {
+        match change {
+            Change::Join(shard) => self.join(shard)?,
+            Change::Leave(shard) => self.leave(shard, out)?,
+            Change::Ordering(ordering) if ordering != self.config.ordering => {
+                self.config.ordering = ordering;
+                self.free_left = 0;
+                (self.change, self.rush) = (true, true);
+            }
+            Change::Ordering(_) => {}
+        }
+        self.decide(now_ns, out);
+        Ok(())
+    }
+
+    fn index_of(&self, shard: ShardId) -> Result<usize, ChangeError> {
+        self.shards.binary_search_by_key(&shard, |s| s.shard).map_err(|_| ChangeError::UnknownShard(shard))
+    }
+
+    fn join(&mut self, shard: ShardId) -> Result<(), ChangeError> {
+        let at = self.index_of(shard)?;
+        if self.shards[at].part != Part::In {
+            self.shards[at].part = Part::In;
+            // The edge is brought near, so that it need not wait for the windows that are granted.
+            (self.change, self.rush) = (true, true);
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, shard: ShardId, out: &mut impl SequencerOut) -> Result<(), ChangeError> {
+        let at = self.index_of(shard)?;
+        match self.shards[at].part {
+            Part::Out | Part::Closing { leave: true } => return Ok(()),
+            Part::In if self.shards.iter().filter(|s| s.part == Part::In).count() == 1 => {
+                return Err(ChangeError::LastShard(shard));
+            }
+            _ => {}
+        }
+        self.shards[at].part = Part::Closing { leave: true };
+        // A free window says at once that the shard is closed; in fixed ones a target does, and the grant follows.
+        self.change |= self.ledger.mode() == Some(WindowMode::Free);
+        self.send_target(at, out);
+        Ok(())
+    }
+
+    /// What a shard's part becomes with the next window; true when it returns from the ground.
+    pub(super) fn move_part(&mut self, now_ns: u64, at: usize, backlog: u64) -> bool {
+        let free = self.ledger.mode() == Some(WindowMode::Free);
+        let ground_ns = u64::from(self.config.ground_windows) * self.window_ns();
+        let state = &mut self.shards[at];
+        match state.part {
+            Part::Closing { leave } if free || (state.closed && backlog == 0) => {
+                state.part = if leave {
+                    Part::Out
+                } else {
+                    // One that straggles again and again stays away longer.
+                    Part::Grounded { until_ns: now_ns + (ground_ns << state.grounded_before.min(4)) }
+                };
+                false
+            }
+            Part::Grounded { until_ns } if until_ns <= now_ns => {
+                state.part = Part::In;
+                state.returned_at_ns = now_ns;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn window_ns(&self) -> u64 {
+        u64::from(self.config.window_cuts) * self.config.tick_ns
+    }
+
+    /// Shards whose slots are all granted and that take no appends any more leave now, not with the window.
+    pub(super) fn look_at_leavers(&mut self) {
+        if self.change || !self.shards.iter().any(|s| s.part == Part::Closing { leave: true } && s.closed) {
+            return;
+        }
+        let drained = |at: &usize| {
+            let state = &self.shards[*at];
+            state.part == Part::Closing { leave: true } && state.closed && self.backlog(*at) == 0
+        };
+        self.change = (0..self.shards.len()).any(|at| drained(&at));
+    }
+
+    /// Whether a grounded shard may return and no grant came by itself.
+    pub(super) fn return_due(&self, now_ns: u64) -> bool {
+        self.return_at_ns().is_some_and(|at| at <= now_ns)
+    }
+
+    /// When grounded shards return even if the log is idle.
+    pub(super) fn return_at_ns(&self) -> Option<u64> {
+        let until = |s: &ShardState| if let Part::Grounded { until_ns } = s.part { Some(until_ns) } else { None };
+        self.shards.iter().filter_map(until).min().map(|at| at + self.window_ns())
+    }
+
+    /// Tells shards the target, or when the pace allows it.
+    pub(super) fn pace_targets(&mut self, now_ns: u64, out: &mut impl SequencerOut) {
+        let due_ns = self.target_at_ns.map_or(now_ns, |at| at + self.config.target_pace_ns);
+        if due_ns <= now_ns {
+            self.send_targets(now_ns, out);
+        } else {
+            self.target_due_ns = Some(due_ns);
+        }
+    }
+
+    /// The lag fix without a threshold: every shard behind the target is asked for it.
+    pub(super) fn send_targets(&mut self, now_ns: u64, out: &mut impl SequencerOut) {
+        self.target_at_ns = Some(now_ns);
+        self.target_due_ns = None;
+        for at in 0..self.shards.len() {
+            if self.shards[at].part == Part::In {
+                self.send_target(at, out);
+            }
+        }
+        if self.config.ground_windows > 0 && self.watch_at_ns.is_none() {
+            self.watch_at_ns = Some(now_ns + self.config.tick_ns);
+        }
+    }
+
+    /// Tells one shard its target, if there is anything to tell.
+    pub(super) fn send_target(&mut self, at: usize, out: &mut impl SequencerOut) {
+        let state = &self.shards[at];
+        let close = matches!(state.part, Part::Closing { .. });
+        let point = if close { self.ledger.granted_point() } else { self.target };
+        let told = match state.part {
+            Part::Out | Part::Grounded { .. } => false,
+            Part::Closing { .. } => self.ledger.mode() == Some(WindowMode::Fixed),
+            Part::In => state.open && state.point < point && self.beat_asks(state, point),
+        };
+        if told {
+            self.stats.targets += 1;
+            out.target(state.shard, Target { point, close });
+        }
+    }
+
+    fn beat_asks(&self, state: &ShardState, point: CutPoint) -> bool {
+        match self.config.beat {
+            Beat::Target => true,
+            Beat::Paper { .. } if self.target == self.edge => true,
+            Beat::Paper { lag_fix } => {
+                let cuts = |p: CutPoint| p.window * u64::from(self.config.window_cuts) + u64::from(p.cut);
+                lag_fix && cuts(point) - cuts(state.point) >= PAPER_LAG_CUTS
+            }
+        }
+    }
+
+    /// Closing shards are told again where the granted windows end now.
+    pub(super) fn close_again(&mut self, out: &mut impl SequencerOut) {
+        for at in 0..self.shards.len() {
+            if matches!(self.shards[at].part, Part::Closing { .. }) {
+                self.send_target(at, out);
+            }
+        }
+    }
+
+    /// Looks for shards that have not reached a target for long while most have, and grounds them.
+    pub(super) fn watch(&mut self, now_ns: u64, out: &mut impl SequencerOut) {
+        let late_ns = u64::from(self.config.late_ticks) * self.config.tick_ns;
+        let target = self.target;
+        let (mut active, mut late, mut behind) = (0, 0, false);
+        for state in self.shards.iter_mut().filter(|s| s.part == Part::In && s.open) {
+            active += 1;
+            state.probe = match state.probe {
+                Some((point, since_ns)) if state.point < point => {
+                    late += usize::from(now_ns - since_ns > late_ns);
+                    Some((point, since_ns))
+                }
+                _ if state.point < target => Some((target, now_ns)),
+                _ => None,
+            };
+            behind |= state.probe.is_some();
+        }
+        self.watch_at_ns = behind.then_some(now_ns + self.config.tick_ns);
+        let may_ground = self.config.beat == Beat::Target && self.ledger.mode() == Some(WindowMode::Fixed);
+        if late == 0 || 2 * late > active || !may_ground {
+            return;
+        }
+        for at in 0..self.shards.len() {
+            let state = &self.shards[at];
+            let is_late = state.probe.is_some_and(|(point, since)| state.point < point && now_ns - since > late_ns);
+            if is_late && state.part == Part::In && state.open && self.most_stay() {
+                self.ground(now_ns, at, out);
+            }
+        }
+    }
+
+    /// Whether at least half of the members would keep a quota with one less.
+    fn most_stay(&self) -> bool {
+        let count = |wanted: fn(&Part) -> bool| self.shards.iter().filter(|s| wanted(&s.part)).count();
+        let staying = count(|p| *p == Part::In);
+        let all = staying + count(|p| matches!(p, Part::Closing { leave: false } | Part::Grounded { .. }));
+        staying > 1 && 2 * (staying - 1) >= all
+    }
+
+    fn ground(&mut self, now_ns: u64, at: usize, out: &mut impl SequencerOut) {
+        let steady_ns = 16 * u64::from(self.config.ground_windows) * self.window_ns();
+        let state = &mut self.shards[at];
+        let again = state.returned_at_ns > 0 && now_ns - state.returned_at_ns < steady_ns;
+        state.grounded_before = if again { state.grounded_before + 1 } else { 0 };
+        state.part = Part::Closing { leave: false };
+        state.probe = None;
+        self.stats.grounded += 1;
+        self.send_target(at, out);
+        self.recount(now_ns);
+    }
+
+    /// A report moved a member's point.
+    pub(super) fn advance(&mut self, now_ns: u64, at: usize, point: CutPoint) {
+        let before = self.shards[at].point;
+        self.shards[at].point = point;
+        self.skip_windows_without_slots(at);
+        if self.shards[at].since.is_some() {
+            self.progress.on_advance(now_ns, &self.shards, at, before);
+        }
+    }
+
+    /// A member without slots in a window needs not report it.
+    pub(super) fn skip_windows_without_slots(&mut self, at: usize) {
+        let state = &mut self.shards[at];
+        while state.point.cut == 0 && self.ledger.quota(state.shard, state.point.window) == Some(0) {
+            state.point.window += 1;
+        }
+    }
+
+    pub(super) fn recount(&mut self, now_ns: u64) {
+        self.progress.recount(now_ns, &self.shards);
+    }
+}

@@ -1,0 +1,124 @@
+//! When a shard fills cuts with no-ops, and how far. `PROTOCOL.md` §4, *Fill*.
+//!
+//! No-ops cost slots and an entry of 64 bytes, never a round trip: what is filled at once is reported at once. They are
+//! avoided only where records are about to take the slots anyway.
+
+use super::{FillRoom, Shard, ShardOut};
+use crate::types::{Beat, Lsn};
+use crate::wire::node::Target;
+
+impl Shard {
+    /// The sequencer asks for the report of a cut: fill up to it. Harmless when late, repeated or reordered.
+    pub fn on_target(&mut self, now_ns: u64, target: Target, out: &mut impl ShardOut) {
+        if target <= self.target {
+            return;
+        }
+        let was_closed = self.closed();
+        self.target = target;
+        self.fill_to_target(now_ns, out);
+        if self.closed() && !was_closed {
+            self.send_report(now_ns, out);
+        }
+    }
+
+    /// Says how much room the log region has left for fills.
+    pub fn set_room(&mut self, room: FillRoom) {
+        self.room = room;
+    }
+
+    fn may_fill(&self) -> bool {
+        !self.failed && self.room != FillRoom::None
+    }
+
+    /// After a grant: a closed shard gets its slots out of the way, an open one resumes its target (L1).
+    pub(super) fn fill_when_granted(&mut self, now_ns: u64, out: &mut impl ShardOut) {
+        if self.closed && self.may_fill() && self.fixed_end > self.appended {
+            self.stats.fills_by_target += 1;
+            self.fill(now_ns, self.fixed_end, out);
+        }
+        self.fill_to_target(now_ns, out);
+    }
+
+    /// Slots that the target asks for and that are granted, if they are not all appended. At an edge without a grant the target
+    /// stays.
+    fn target_end(&self) -> Option<Lsn> {
+        let point = self.target.point.min(self.ledger.granted_point());
+        self.ledger.lsn_at(self.config.shard, point).filter(|end| *end > self.appended)
+    }
+
+    /// Fills up to the target: at once when more is missing than can be expected within `fill_wait_ns`, else then.
+    fn fill_to_target(&mut self, now_ns: u64, out: &mut impl ShardOut) {
+        let Some(end) = self.target_end().filter(|_| self.may_fill()) else {
+            self.fill_at_ns = None;
+            return;
+        };
+        let expected_ns = (end.0 - self.appended.0).saturating_mul(self.gap_ns);
+        let may_wait = self.config.beat == Beat::Target && !self.closed();
+        let wait_ns = if may_wait { self.config.fill_wait_ns } else { 0 };
+        if expected_ns <= wait_ns && self.fill_at_ns.is_none_or(|at| at > now_ns) {
+            self.fill_at_ns.get_or_insert(now_ns + wait_ns);
+            return;
+        }
+        let end = if self.room == FillRoom::Few { self.fixed_end } else { end };
+        self.stats.fills_by_target += 1;
+        self.fill(now_ns, end, out);
+    }
+
+    /// Appends no-ops up to slot `end`, as one entry.
+    fn fill(&mut self, now_ns: u64, end: Lsn, out: &mut impl ShardOut) {
+        let first = self.appended;
+        let count = u32::try_from(end.0 - first.0).unwrap_or(u32::MAX);
+        self.stats.no_ops += u64::from(count);
+        self.advance_appended(u64::from(count));
+        // A fill ends at the end of a cut.
+        self.partial_since_ns = None;
+        self.fill_at_ns = None;
+        out.no_ops(first, count);
+        self.after_append(now_ns, out);
+    }
+
+    /// When the next fill is due if nothing arrives before.
+    pub(super) fn fill_deadline_ns(&self) -> Option<u64> {
+        if !self.may_fill() {
+            return None;
+        }
+        let by_cut = match self.config.beat {
+            Beat::Target => self.aged_at_ns(),
+            Beat::Paper { .. } => {
+                (self.appended < self.fixed_end).then(|| self.advanced_at_ns + self.config.tick_ns * 3 / 2)
+            }
+        };
+        by_cut.into_iter().chain(self.fill_at_ns).min()
+    }
+
+    /// When the cut being filled holds a record that has waited long enough: a tick, or a pause of the writers. Beyond the
+    /// grants there is no cut to fill yet; the grant comes back here.
+    fn aged_at_ns(&self) -> Option<u64> {
+        let since_ns = self.partial_since_ns.filter(|_| self.cut_end.is_some())?;
+        let aged_ns = since_ns + self.config.tick_ns;
+        let pause_ns = self.gap_ns * u64::from(self.config.pause_gaps);
+        Some(if pause_ns == 0 { aged_ns } else { aged_ns.min(self.appended_at_ns + pause_ns) })
+    }
+
+    /// Fills what is due.
+    pub(super) fn fill_by_time(&mut self, now_ns: u64, out: &mut impl ShardOut) {
+        if self.fill_at_ns.is_some_and(|at| at <= now_ns) {
+            self.fill_to_target(now_ns, out);
+        }
+        if self.fill_deadline_ns().is_none_or(|at| at > now_ns) {
+            return;
+        }
+        if self.cut_end.is_none_or(|end| self.appended >= end) {
+            self.find_cut();
+        }
+        let Some(end) = self.cut_end else { return };
+        match self.config.beat {
+            Beat::Target => self.stats.fills_by_age += 1,
+            Beat::Paper { .. } => {
+                self.stats.fills_by_timer += 1;
+                self.advanced_at_ns = now_ns;
+            }
+        }
+        self.fill(now_ns, end, out);
+    }
+}
