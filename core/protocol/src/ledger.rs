@@ -373,6 +373,12 @@ impl Ledger {
         if span.mode == WindowMode::Fixed { span.cut_end(shard, lsn).zip(span.quota(shard)) } else { None }
     }
 
+    /// The point at which a slot of a granted fixed window is bound: the end of its cut.
+    pub fn point_of(&self, shard: ShardId, lsn: Lsn) -> Option<CutPoint> {
+        let (end, _) = self.cut_of(shard, lsn)?;
+        self.spans[self.span_of(shard, lsn)?].point_reached(shard, end)
+    }
+
     /// End of the predetermined cuts: of the last granted window if it is fixed, else of the fixed windows before it.
     pub fn granted_point(&self) -> CutPoint {
         match self.spans.back() {

@@ -244,8 +244,9 @@ impl Sequencer {
             self.advance(now_ns, index, report.point);
         }
         let state = self.shards[index];
-        if state.open && state.part == Part::In && state.point > self.target {
-            self.target = state.point;
+        let reached = if state.open && state.part == Part::In { state.point } else { self.last_wanted(index, report) };
+        if reached > self.target {
+            self.target = reached;
             self.pace_targets(now_ns, out);
         } else if repeated && (state.point < self.target || state.part != Part::In) {
             // The target may have been lost with a connection.

@@ -276,6 +276,7 @@ impl Shard {
         self.stats.records += 1;
         self.advance_appended(1);
         self.appended_at_ns = now_ns;
+        self.reported.records_lsn = self.appended;
         let in_fixed = self.fixed || self.cut_end.is_some();
         if self.partial_since_ns.is_none() && in_fixed && self.cut_end != Some(self.appended) {
             self.partial_since_ns = Some(now_ns);

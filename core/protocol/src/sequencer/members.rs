@@ -6,8 +6,8 @@
 use core::fmt;
 
 use super::{Sequencer, SequencerOut, ShardState};
-use crate::types::{Beat, CutPoint, Ordering, ShardId, WindowMode};
-use crate::wire::node::Target;
+use crate::types::{Beat, CutPoint, Lsn, Ordering, ShardId, WindowMode};
+use crate::wire::node::{Report, Target};
 
 /// Cuts behind the first at which the published lag fix acts.
 const PAPER_LAG_CUTS: u64 = 3;
@@ -161,6 +161,13 @@ impl Sequencer {
         self.return_at_ns().is_some_and(|at| at <= now_ns)
     }
 
+    /// A closed shard runs ahead of all others with no-ops; they follow it only to the cut of its last record.
+    pub(super) fn last_wanted(&self, at: usize, report: &Report) -> CutPoint {
+        let last = report.records_lsn.0.checked_sub(1).map(Lsn);
+        let point = last.and_then(|lsn| self.ledger.point_of(report.shard, lsn));
+        point.unwrap_or_default().min(self.shards[at].point)
+    }
+
     /// When grounded shards return even if the log is idle.
     pub(super) fn return_at_ns(&self) -> Option<u64> {
         let until = |s: &ShardState| if let Part::Grounded { until_ns } = s.part { Some(until_ns) } else { None };
@@ -231,15 +238,16 @@ impl Sequencer {
     pub(super) fn watch(&mut self, now_ns: u64, out: &mut impl SequencerOut) {
         let late_ns = u64::from(self.config.late_ticks) * self.config.tick_ns;
         let target = self.target;
+        let told_ns = self.target_at_ns.unwrap_or(now_ns);
         let (mut active, mut late, mut behind) = (0, 0, false);
         for state in self.shards.iter_mut().filter(|s| s.part == Part::In && s.open) {
             active += 1;
             state.probe = match state.probe {
                 Some((point, since_ns)) if state.point < point => {
-                    late += usize::from(now_ns - since_ns > late_ns);
+                    late += usize::from(now_ns - since_ns >= late_ns);
                     Some((point, since_ns))
                 }
-                _ if state.point < target => Some((target, now_ns)),
+                _ if state.point < target => Some((target, told_ns)),
                 _ => None,
             };
             behind |= state.probe.is_some();
@@ -251,7 +259,7 @@ impl Sequencer {
         }
         for at in 0..self.shards.len() {
             let state = &self.shards[at];
-            let is_late = state.probe.is_some_and(|(point, since)| state.point < point && now_ns - since > late_ns);
+            let is_late = state.probe.is_some_and(|(point, since)| state.point < point && now_ns - since >= late_ns);
             if is_late && state.part == Part::In && state.open && self.most_stay() {
                 self.ground(now_ns, at, out);
             }

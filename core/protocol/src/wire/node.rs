@@ -26,6 +26,8 @@ pub struct Report {
     pub durable_lsn: Lsn,
     /// First slot that is not appended: what a closed shard still has to get rid of.
     pub appended_lsn: Lsn,
+    /// First slot after the last record: what follows are no-ops.
+    pub records_lsn: Lsn,
     /// The shard takes no appends.
     pub closed: bool,
     /// Records, without no-ops, ever appended.
@@ -80,7 +82,7 @@ impl<'a> NodeMessage<'a> {
             NodeMessage::Report(report) => {
                 w.u8(1).u8(report.closed.into()).u16(report.shard.0).u16(report.replica).u16(report.point.prefix);
                 w.u32(report.epoch).u32(report.view).u64(report.point.window).u32(report.point.cut).u32(0);
-                w.u64(report.durable_lsn.0).u64(report.appended_lsn.0).u64(report.records).u64(report.applied_index);
+                w.u64(report.durable_lsn.0).u64(report.appended_lsn.0).u64(report.records_lsn.0).u64(report.records).u64(report.applied_index);
             }
             NodeMessage::Target(target) => {
                 w.u8(2).u8(target.close.into()).u16(target.point.prefix).u32(target.point.cut).u64(target.point.window);
@@ -118,6 +120,7 @@ impl<'a> NodeMessage<'a> {
                     point: CutPoint { window, cut, prefix },
                     durable_lsn: Lsn(r.u64()?),
                     appended_lsn: Lsn(r.u64()?),
+                    records_lsn: Lsn(r.u64()?),
                     closed,
                     records: r.u64()?,
                     applied_index: r.u64()?,
@@ -171,6 +174,7 @@ mod tests {
             point: CutPoint { window: 5, cut: 6, prefix: 0 },
             durable_lsn: Lsn(7),
             appended_lsn: Lsn(10),
+            records_lsn: Lsn(8),
             closed: true,
             records: 8,
             applied_index: 9,
