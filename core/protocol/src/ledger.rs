@@ -373,6 +373,12 @@ impl Ledger {
         if span.mode == WindowMode::Fixed { span.cut_end(shard, lsn).zip(span.quota(shard)) } else { None }
     }
 
+    /// The point that lies `cuts` cuts after one in a granted fixed window, not beyond that window's span.
+    pub fn point_after(&self, point: CutPoint, cuts: u64) -> Option<CutPoint> {
+        let span = self.spans.get(self.span_index(point.window)?)?;
+        (span.mode == WindowMode::Fixed && span.granted(point)).then(|| span.later(point, cuts))
+    }
+
     /// The point at which a slot of a granted fixed window is bound: the end of its cut.
     pub fn point_of(&self, shard: ShardId, lsn: Lsn) -> Option<CutPoint> {
         let (end, _) = self.cut_of(shard, lsn)?;

@@ -21,7 +21,7 @@ use crate::wire::node::{Report, Target};
 use crate::wire::order::{ORDER_ENTRY_BYTES_MAX, OrderEntry, encode_cut, encode_free_cut, encode_grant};
 use members::Part;
 pub use members::{Change, ChangeError};
-use progress::Progress;
+use progress::{Answers, Asked, Progress};
 use quota::Arrivals;
 
 /// Run-time options of the sequencer.
@@ -91,8 +91,7 @@ struct ShardState {
     /// Reported since the last free cut.
     fresh: bool,
     arrivals: Arrivals,
-    /// The target it is watched for, and since when.
-    probe: Option<(CutPoint, u64)>,
+    answers: Answers,
     /// When it last came back from the ground, and how often in a row it had to go there before.
     returned_at_ns: u64,
     grounded_before: u32,
@@ -129,6 +128,7 @@ pub struct Sequencer {
     /// The highest cut that any open shard has reported, or the edge that a change needs.
     target: CutPoint,
     target_at_ns: Option<u64>,
+    asked: Asked,
     /// A target waits for the pace.
     target_due_ns: Option<u64>,
     cut_at_ns: u64,
@@ -179,7 +179,7 @@ impl Sequencer {
             closed: false,
             fresh: false,
             arrivals: Arrivals::default(),
-            probe: None,
+            answers: Answers::default(),
             returned_at_ns: 0,
             grounded_before: 0,
         });
@@ -189,6 +189,7 @@ impl Sequencer {
             progress: Progress::default(),
             target: CutPoint::default(),
             target_at_ns: None,
+            asked: Asked::default(),
             target_due_ns: None,
             cut_at_ns: 0,
             prefix_due_ns: None,
@@ -250,7 +251,7 @@ impl Sequencer {
             self.pace_targets(now_ns, out);
         } else if repeated && (state.point < self.target || state.part != Part::In) {
             // The target may have been lost with a connection.
-            self.send_target(index, out);
+            self.send_target(now_ns, index, out);
         }
         self.look_at_leavers();
         self.decide(now_ns, out);
@@ -397,7 +398,7 @@ impl Sequencer {
             self.target = self.target.max(start);
             self.send_targets(now_ns, out);
         }
-        self.close_again(out);
+        self.close_again(now_ns, out);
     }
 
     /// The cut that every shard has reached, and the members of the next that are in already.

@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 
 use crate::duplicates::{Duplicates, Verdict};
 use crate::ledger::{Applied, Contradiction, Ledger};
-use crate::types::{Beat, ClientId, Lsn, Position, Refusal, ShardId, WindowMode};
+use crate::types::{Beat, ClientId, CutPoint, Lsn, Position, Refusal, ShardId, WindowMode};
 use crate::wire::node::{Report, Target};
 use crate::wire::order::OrderEntry;
 
@@ -106,6 +106,8 @@ pub struct ShardStats {
     pub fills_by_age: u64,
     /// Fills because a target asked for them, or because the shard was closed.
     pub fills_by_target: u64,
+    /// Fills ahead of a target that was expected.
+    pub fills_ahead: u64,
     /// Fills by the published timer.
     pub fills_by_timer: u64,
     /// Times the durable end reached the end of the grants and delivery stalled.
@@ -143,6 +145,10 @@ pub struct Shard {
     target: Target,
     /// When what the target lacks is filled at the latest.
     fill_at_ns: Option<u64>,
+    /// The next target, as it is expected, and when to fill up to it so that its report is in time.
+    expected: Option<(CutPoint, u64)>,
+    /// Targets for which that goes on, since one found slots missing.
+    expecting: u32,
     /// When the reported point last moved.
     advanced_at_ns: u64,
     reported: Report,
@@ -176,6 +182,8 @@ impl Shard {
             appended_at_ns: 0,
             target: Target::default(),
             fill_at_ns: None,
+            expected: None,
+            expecting: 0,
             advanced_at_ns: 0,
             reported: Report { shard: config.shard, epoch: config.epoch, ..Report::default() },
             reported_at_ns: None,

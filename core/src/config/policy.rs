@@ -38,7 +38,7 @@ impl Default for PolicyConfig {
             adaptive_quotas: true,
             fill_wait_ticks: 0.1,
             pause_gaps: 3,
-            target_pace_ticks: 0.25,
+            target_pace_ticks: 0.02,
             prefix_pace_ticks: 0.125,
             late_ticks: 4,
             ground_windows: 5,

@@ -52,6 +52,7 @@ struct ShardCounters {
     no_ops: Counter,
     fills_by_age: Counter,
     fills_by_target: Counter,
+    fills_ahead: Counter,
     fills_by_timer: Counter,
     grant_stalls: Counter,
     reports: Counter,
@@ -68,6 +69,7 @@ impl ShardCounters {
             no_ops: counters.register("no_ops"),
             fills_by_age: counters.register("fills_by_age"),
             fills_by_target: counters.register("fills_by_target"),
+            fills_ahead: counters.register("fills_ahead"),
             fills_by_timer: counters.register("fills_by_timer"),
             grant_stalls: counters.register("grant_stalls"),
             reports: counters.register("reports"),
@@ -376,6 +378,7 @@ impl<T: Transport> ShardAgent<T> {
         self.counters.no_ops.set(stats.no_ops);
         self.counters.fills_by_age.set(stats.fills_by_age);
         self.counters.fills_by_target.set(stats.fills_by_target);
+        self.counters.fills_ahead.set(stats.fills_ahead);
         self.counters.fills_by_timer.set(stats.fills_by_timer);
         self.counters.grant_stalls.set(stats.grant_stalls);
         self.counters.reports.set(stats.reports);

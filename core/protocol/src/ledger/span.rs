@@ -131,6 +131,11 @@ impl Span {
         }
     }
 
+    /// The point `cuts` cuts after one of the span, at most its end.
+    pub(super) fn later(&self, point: CutPoint, cuts: u64) -> CutPoint {
+        self.point_after((self.cuts_until(point) + cuts).min(self.cuts_total()))
+    }
+
     /// Whether a point lies in the span's windows (their common end excluded).
     pub(super) fn granted(&self, point: CutPoint) -> bool {
         point.window >= self.window

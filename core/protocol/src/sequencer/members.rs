@@ -74,7 +74,7 @@ impl Sequencer {
     pub fn on_change(&mut self, now_ns: u64, change: Change, out: &mut impl SequencerOut) -> Result<(), ChangeError> {
         match change {
             Change::Join(shard) => self.join(shard)?,
-            Change::Leave(shard) => self.leave(shard, out)?,
+            Change::Leave(shard) => self.leave(now_ns, shard, out)?,
             Change::Ordering(ordering) if ordering != self.config.ordering => {
                 self.config.ordering = ordering;
                 self.free_left = 0;
@@ -100,7 +100,7 @@ impl Sequencer {
         Ok(())
     }
 
-    fn leave(&mut self, shard: ShardId, out: &mut impl SequencerOut) -> Result<(), ChangeError> {
+    fn leave(&mut self, now_ns: u64, shard: ShardId, out: &mut impl SequencerOut) -> Result<(), ChangeError> {
         let at = self.index_of(shard)?;
         match self.shards[at].part {
             Part::Out | Part::Closing { leave: true } => return Ok(()),
@@ -112,7 +112,7 @@ impl Sequencer {
         self.shards[at].part = Part::Closing { leave: true };
         // A free window says at once that the shard is closed; in fixed ones a target does, and the grant follows.
         self.change |= self.ledger.mode() == Some(WindowMode::Free);
-        self.send_target(at, out);
+        self.send_target(now_ns, at, out);
         Ok(())
     }
 
@@ -188,9 +188,10 @@ impl Sequencer {
     pub(super) fn send_targets(&mut self, now_ns: u64, out: &mut impl SequencerOut) {
         self.target_at_ns = Some(now_ns);
         self.target_due_ns = None;
+        self.asked.on_target(now_ns, self.config.tick_ns, self.target);
         for at in 0..self.shards.len() {
             if self.shards[at].part == Part::In {
-                self.send_target(at, out);
+                self.send_target(now_ns, at, out);
             }
         }
         if self.config.ground_windows > 0 && self.watch_at_ns.is_none() {
@@ -199,7 +200,7 @@ impl Sequencer {
     }
 
     /// Tells one shard its target, if there is anything to tell.
-    pub(super) fn send_target(&mut self, at: usize, out: &mut impl SequencerOut) {
+    pub(super) fn send_target(&mut self, now_ns: u64, at: usize, out: &mut impl SequencerOut) {
         let state = &self.shards[at];
         let close = matches!(state.part, Part::Closing { .. });
         let point = if close { self.ledger.granted_point() } else { self.target };
@@ -210,7 +211,8 @@ impl Sequencer {
         };
         if told {
             self.stats.targets += 1;
-            out.target(state.shard, Target { point, close });
+            out.target(state.shard, Target { point, close, lead_ns: state.answers.lead_ns(self.config.tick_ns) });
+            self.shards[at].answers.on_asked(now_ns, point);
         }
     }
 
@@ -226,10 +228,10 @@ impl Sequencer {
     }
 
     /// Closing shards are told again where the granted windows end now.
-    pub(super) fn close_again(&mut self, out: &mut impl SequencerOut) {
+    pub(super) fn close_again(&mut self, now_ns: u64, out: &mut impl SequencerOut) {
         for at in 0..self.shards.len() {
             if matches!(self.shards[at].part, Part::Closing { .. }) {
-                self.send_target(at, out);
+                self.send_target(now_ns, at, out);
             }
         }
     }
@@ -237,30 +239,21 @@ impl Sequencer {
     /// Looks for shards that have not reached a target for long while most have, and grounds them.
     pub(super) fn watch(&mut self, now_ns: u64, out: &mut impl SequencerOut) {
         let late_ns = u64::from(self.config.late_ticks) * self.config.tick_ns;
-        let target = self.target;
-        let told_ns = self.target_at_ns.unwrap_or(now_ns);
-        let (mut active, mut late, mut behind) = (0, 0, false);
-        for state in self.shards.iter_mut().filter(|s| s.part == Part::In && s.open) {
-            active += 1;
-            state.probe = match state.probe {
-                Some((point, since_ns)) if state.point < point => {
-                    late += usize::from(now_ns - since_ns >= late_ns);
-                    Some((point, since_ns))
-                }
-                _ if state.point < target => Some((target, told_ns)),
-                _ => None,
-            };
-            behind |= state.probe.is_some();
-        }
+        let behind_ns = |s: &ShardState| self.asked.since_ns(s.point).map_or(0, |since| now_ns.saturating_sub(since));
+        let members = || self.shards.iter().filter(|s| s.part == Part::In && s.open);
+        let late = members().filter(|s| behind_ns(s) >= late_ns).count();
+        // For most to be in time they must not be about to be late themselves.
+        let in_time = members().filter(|s| behind_ns(s) < late_ns / 2).count();
+        let behind = members().any(|s| s.point < self.target);
         self.watch_at_ns = behind.then_some(now_ns + self.config.tick_ns);
         let may_ground = self.config.beat == Beat::Target && self.ledger.mode() == Some(WindowMode::Fixed);
-        if late == 0 || 2 * late > active || !may_ground {
+        if late == 0 || late > in_time || !may_ground {
             return;
         }
         for at in 0..self.shards.len() {
             let state = &self.shards[at];
-            let is_late = state.probe.is_some_and(|(point, since)| state.point < point && now_ns - since >= late_ns);
-            if is_late && state.part == Part::In && state.open && self.most_stay() {
+            let since_ns = self.asked.since_ns(state.point).unwrap_or(now_ns);
+            if now_ns - since_ns >= late_ns && state.part == Part::In && state.open && self.most_stay() {
                 self.ground(now_ns, at, out);
             }
         }
@@ -280,9 +273,8 @@ impl Sequencer {
         let again = state.returned_at_ns > 0 && now_ns - state.returned_at_ns < steady_ns;
         state.grounded_before = if again { state.grounded_before + 1 } else { 0 };
         state.part = Part::Closing { leave: false };
-        state.probe = None;
         self.stats.grounded += 1;
-        self.send_target(at, out);
+        self.send_target(now_ns, at, out);
         self.recount(now_ns);
     }
 
@@ -290,6 +282,7 @@ impl Sequencer {
     pub(super) fn advance(&mut self, now_ns: u64, at: usize, point: CutPoint) {
         let before = self.shards[at].point;
         self.shards[at].point = point;
+        self.shards[at].answers.on_reached(now_ns, point);
         self.skip_windows_without_slots(at);
         if self.shards[at].since.is_some() {
             self.progress.on_advance(now_ns, &self.shards, at, before);

@@ -1,6 +1,8 @@
 //! Which cuts all members have reported, kept so that a report costs a few instructions and a cut one pass over the
 //! members; and for how long cuts waited between their median and their last report.
 
+use alloc::collections::VecDeque;
+
 use super::ShardState;
 use super::members::Part;
 use crate::types::CutPoint;
@@ -23,6 +25,66 @@ pub(super) struct Progress {
     prefix: usize,
     waited_ns: u64,
     waits: u64,
+}
+
+/// Answers that take less than a tick divided by this need no lead.
+const LEAD_DIVISOR: u64 = 4;
+/// Most ticks of lead.
+const LEAD_TICKS_MAX: u64 = 4;
+
+/// How long one shard takes to answer a target: the way there, the fill made durable, the way back.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Answers {
+    /// The target it was last asked for and has not answered, and when.
+    asked: Option<(CutPoint, u64)>,
+    /// The longest time of late: shorter answers, which were on their way already, let it sink slowly.
+    took_ns: u64,
+}
+
+impl Answers {
+    pub(super) fn on_asked(&mut self, now_ns: u64, point: CutPoint) {
+        self.asked.get_or_insert((point, now_ns));
+    }
+
+    pub(super) fn on_reached(&mut self, now_ns: u64, point: CutPoint) {
+        if let Some((_, at_ns)) = self.asked.filter(|(asked, _)| *asked <= point) {
+            let took_ns = now_ns.saturating_sub(at_ns);
+            self.took_ns = took_ns.max(self.took_ns - (self.took_ns - self.took_ns.min(took_ns)) / 64);
+            self.asked = None;
+        }
+    }
+
+    /// The lead that would have let it answer in time.
+    pub(super) fn lead_ns(&self, tick_ns: u64) -> u32 {
+        if self.took_ns < tick_ns / LEAD_DIVISOR {
+            return 0;
+        }
+        u32::try_from(self.took_ns.min(LEAD_TICKS_MAX * tick_ns)).unwrap_or(u32::MAX)
+    }
+}
+
+/// Targets remembered; at most sixteen a tick are.
+const ASKED_MAX: usize = 256;
+
+/// When shards were asked for which cuts.
+#[derive(Debug, Default)]
+pub(super) struct Asked(VecDeque<(CutPoint, u64)>);
+
+impl Asked {
+    pub(super) fn on_target(&mut self, now_ns: u64, tick_ns: u64, target: CutPoint) {
+        if self.0.back().is_some_and(|(point, at)| *point >= target || now_ns < at + tick_ns / 16) {
+            return;
+        }
+        if self.0.len() == ASKED_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back((target, now_ns));
+    }
+
+    /// Since when a shard at this point has been asked for more; `None`: it has not.
+    pub(super) fn since_ns(&self, point: CutPoint) -> Option<u64> {
+        self.0.get(self.0.partition_point(|(asked, _)| *asked <= point)).map(|(_, at)| *at)
+    }
 }
 
 fn counts(state: &ShardState) -> bool {

@@ -4,8 +4,11 @@
 //! avoided only where records are about to take the slots anyway.
 
 use super::{FillRoom, Shard, ShardOut};
-use crate::types::{Beat, Lsn};
+use crate::types::{Beat, CutPoint, Lsn};
 use crate::wire::node::Target;
+
+/// Targets expected after one that found slots missing.
+const EXPECT_TARGETS: u32 = 16;
 
 impl Shard {
     /// The sequencer asks for the report of a cut: fill up to it. Harmless when late, repeated or reordered.
@@ -15,10 +18,25 @@ impl Shard {
         }
         let was_closed = self.closed();
         self.target = target;
+        self.expect_next(now_ns);
         self.fill_to_target(now_ns, out);
         if self.closed() && !was_closed {
             self.send_report(now_ns, out);
         }
+    }
+
+    /// Where answers to targets take a good part of a tick, a shard that often lacks slots does not wait to be asked: targets come
+    /// about a tick apart, so it fills up to the next one soon enough for its report to arrive with the others'.
+    fn expect_next(&mut self, now_ns: u64) {
+        self.expecting = if self.target_end().is_some() { EXPECT_TARGETS } else { self.expecting.saturating_sub(1) };
+        let (tick_ns, lead_ns) = (self.config.tick_ns, u64::from(self.target.lead_ns));
+        if lead_ns == 0 || self.expecting == 0 || self.config.beat != Beat::Target {
+            self.expected = None;
+            return;
+        }
+        let ticks = lead_ns / tick_ns + 1;
+        let at_ns = now_ns + ticks * tick_ns - lead_ns;
+        self.expected = self.ledger.point_after(self.target.point, ticks).map(|point| (point, at_ns));
     }
 
     /// Says how much room the log region has left for fills.
@@ -42,7 +60,11 @@ impl Shard {
     /// Slots that the target asks for and that are granted, if they are not all appended. At an edge without a grant the target
     /// stays.
     fn target_end(&self) -> Option<Lsn> {
-        let point = self.target.point.min(self.ledger.granted_point());
+        self.missing(self.target.point)
+    }
+
+    fn missing(&self, point: CutPoint) -> Option<Lsn> {
+        let point = point.min(self.ledger.granted_point());
         self.ledger.lsn_at(self.config.shard, point).filter(|end| *end > self.appended)
     }
 
@@ -88,7 +110,8 @@ impl Shard {
                 (self.appended < self.fixed_end).then(|| self.advanced_at_ns + self.config.tick_ns * 3 / 2)
             }
         };
-        by_cut.into_iter().chain(self.fill_at_ns).min()
+        let expected = self.expected.map(|(_, at)| at);
+        by_cut.into_iter().chain(self.fill_at_ns).chain(expected).min()
     }
 
     /// When the cut being filled holds a record that has waited long enough: a tick, or a pause of the writers. Beyond the
@@ -104,6 +127,13 @@ impl Shard {
     pub(super) fn fill_by_time(&mut self, now_ns: u64, out: &mut impl ShardOut) {
         if self.fill_at_ns.is_some_and(|at| at <= now_ns) {
             self.fill_to_target(now_ns, out);
+        }
+        if let Some((point, _)) = self.expected.filter(|(_, at)| *at <= now_ns) {
+            self.expected = None;
+            if let Some(end) = self.missing(point).filter(|_| self.may_fill()) {
+                self.stats.fills_ahead += 1;
+                self.fill(now_ns, end, out);
+            }
         }
         if self.fill_deadline_ns().is_none_or(|at| at > now_ns) {
             return;

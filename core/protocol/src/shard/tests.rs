@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use super::*;
 use crate::ledger::grant_head;
-use crate::types::{CutPoint, Member};
+use crate::types::Member;
 use crate::wire::order::{ORDER_ENTRY_BYTES_MAX, encode_cut, encode_free_cut, encode_grant};
 
 const TICK: u64 = 1_000_000;
@@ -108,7 +108,7 @@ impl Rig {
     }
 
     fn target(&mut self, now: u64, window: u64, cut: u32) {
-        let target = Target { point: CutPoint { window, cut, prefix: 0 }, close: false };
+        let target = Target { point: CutPoint { window, cut, prefix: 0 }, close: false, lead_ns: 0 };
         self.shard.on_target(now, target, &mut self.world);
     }
 

@@ -44,6 +44,9 @@ pub struct Target {
     /// Take no more appends until the window that begins at `point` is granted: the next grant says how it goes on. Void
     /// once that window is granted.
     pub close: bool,
+    /// How long before targets are expected the shard should be done with its cuts, in nanoseconds: as long as its answers to
+    /// targets took lately. 0: they took no time to speak of.
+    pub lead_ns: u32,
 }
 
 /// A message between a replica and the sequencer.
@@ -82,10 +85,15 @@ impl<'a> NodeMessage<'a> {
             NodeMessage::Report(report) => {
                 w.u8(1).u8(report.closed.into()).u16(report.shard.0).u16(report.replica).u16(report.point.prefix);
                 w.u32(report.epoch).u32(report.view).u64(report.point.window).u32(report.point.cut).u32(0);
-                w.u64(report.durable_lsn.0).u64(report.appended_lsn.0).u64(report.records_lsn.0).u64(report.records).u64(report.applied_index);
+                w.u64(report.durable_lsn.0)
+                    .u64(report.appended_lsn.0)
+                    .u64(report.records_lsn.0)
+                    .u64(report.records)
+                    .u64(report.applied_index);
             }
             NodeMessage::Target(target) => {
                 w.u8(2).u8(target.close.into()).u16(target.point.prefix).u32(target.point.cut).u64(target.point.window);
+                w.u32(target.lead_ns).u32(0);
             }
             NodeMessage::Order { index, entry } => {
                 w.u64(3).u64(*index).bytes(entry);
@@ -129,7 +137,9 @@ impl<'a> NodeMessage<'a> {
             2 => {
                 let close = flag(r.u8()?)?;
                 let (prefix, cut, window) = (r.u16()?, r.u32()?, r.u64()?);
-                NodeMessage::Target(Target { point: CutPoint { window, cut, prefix }, close })
+                let lead_ns = r.u32()?;
+                reserved(r.u32()?.into())?;
+                NodeMessage::Target(Target { point: CutPoint { window, cut, prefix }, close, lead_ns })
             }
             tag @ 3..=5 => {
                 if r.bytes(7)?.iter().any(|b| *b != 0) {
@@ -179,7 +189,7 @@ mod tests {
             records: 8,
             applied_index: 9,
         };
-        let target = Target { point: CutPoint { window: 1, cut: 2, prefix: 0 }, close: true };
+        let target = Target { point: CutPoint { window: 1, cut: 2, prefix: 0 }, close: true, lead_ns: 5 };
         for message in [
             NodeMessage::Report(report),
             NodeMessage::Target(target),

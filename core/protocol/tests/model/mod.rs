@@ -45,7 +45,7 @@ impl Default for Model {
             ground_windows: 5,
             fill_wait_ns: TICK / 10,
             pause_gaps: 3,
-            target_pace_ns: TICK / 4,
+            target_pace_ns: TICK / 50,
             prefix_pace_ns: TICK / 8,
             replicate_ns: 20 * US,
             link_ns: 10 * US,
@@ -342,8 +342,7 @@ impl Cluster {
 
     /// No-ops of all slots, in per mille.
     pub fn no_ops_per_mille(&self) -> u64 {
-        let (no_ops, records) =
-            self.slots.iter().fold((0, 0), |(n, r), s| (n + s.no_ops, r + s.records));
+        let (no_ops, records) = self.slots.iter().fold((0, 0), |(n, r), s| (n + s.no_ops, r + s.records));
         1000 * no_ops / (no_ops + records).max(1)
     }
 
