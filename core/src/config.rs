@@ -1,8 +1,8 @@
 //! The configuration of a cluster: one TOML file, validated as a whole, unknown keys refused.
 //!
-//! Cluster-wide keys are in `[cluster]`, `[policy]` and `[[shard]]`, per-process ones in `[launch]` and `[[node]]`. Every key
-//! of `[cluster]`, `[policy]` and `[launch]` can be overridden by an environment variable (`ANTELOG_CLUSTER_TICK_US=500`) and, above
-//! that, by a flag (`--set cluster.tick_us=500`).
+//! Cluster-wide keys are in `[cluster]`, `[policy]` and `[[shard]]`, per-process ones in `[launch]` and `[[node]]`.
+//! Every key of `[cluster]`, `[policy]` and `[launch]` can be overridden by an environment variable
+//! (`ANTELOG_CLUSTER_TICK_US=500`) and, above that, by a flag (`--set cluster.tick_us=500`).
 
 mod policy;
 

@@ -284,8 +284,8 @@ impl Ledger {
         self.spans[self.span_of(shard, lsn)?].position(shard, lsn)
     }
 
-    /// The newest span in which the shard begins at or before `lsn`. Members stay listed, so spans that begin at or before a
-    /// slot come first; most questions are about the newest two.
+    /// The newest span in which the shard begins at or before `lsn`. Members stay listed, so spans that begin at or
+    /// before a slot come first; most questions are about the newest two.
     fn span_of(&self, shard: ShardId, lsn: Lsn) -> Option<usize> {
         let begins = |s: &Span| s.first_lsn(shard).is_none_or(|first| first <= lsn);
         let newest = self.spans.len().checked_sub(1)?;
@@ -313,8 +313,8 @@ impl Ledger {
         self.spans[newest].lsn_at(shard, self.bound).unwrap_or_default()
     }
 
-    /// End of the slots whose position is known beforehand or bound. In a free window that is the end of the bound slots (I13:
-    /// nobody speculates without a grant).
+    /// End of the slots whose position is known beforehand or bound. In a free window that is the end of the bound
+    /// slots (I13: nobody speculates without a grant).
     pub fn granted_lsn(&self, shard: ShardId) -> Lsn {
         self.spans.back().and_then(|last| last.end_lsn(shard)).unwrap_or_default()
     }

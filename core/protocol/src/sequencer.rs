@@ -338,8 +338,8 @@ impl Sequencer {
         }
     }
 
-    /// The next window is granted when binding passes the middle of the last one, or at once when something is to change with
-    /// it. A free window must be the one that is being cut; it ends whole, or where a change finds it.
+    /// The next window is granted when binding passes the middle of the last one, or at once when something is to
+    /// change with it. A free window must be the one that is being cut; it ends whole, or where a change finds it.
     fn grant_due(&mut self, now_ns: u64) -> bool {
         let Some(mode) = self.ledger.mode() else { return true };
         if self.return_due(now_ns) {

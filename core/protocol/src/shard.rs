@@ -33,8 +33,8 @@ pub struct ShardConfig {
     pub beat: Beat,
     /// How long a fill that a target asks for may wait for records that are likely to come meanwhile, in nanoseconds.
     pub fill_wait_ns: u64,
-    /// A cut is filled once no record has come for this many times the interval its quota stands for: the writers paused. 0: only
-    /// when its first record is a tick old.
+    /// A cut is filled once no record has come for this many times the interval its quota stands for: the writers
+    /// paused. 0: only when its first record is a tick old.
     pub pause_gaps: u32,
     /// The shard is no member until it is told to join: it takes no appends before a grant opens it.
     pub standby: bool,

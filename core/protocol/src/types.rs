@@ -112,8 +112,8 @@ pub enum Beat {
     /// On demand: a record that waited, or a cut that another shard has reached, has the cut filled at once. An idle log
     /// writes nothing.
     Target,
-    /// The published rules of SpecLog's Belfast, for comparison: every cut is filled 1.5 ticks after the last report, records
-    /// or not, and a shard three cuts behind the first is told to catch up (its lag fix).
+    /// The published rules of SpecLog's Belfast, for comparison: every cut is filled 1.5 ticks after the last report,
+    /// records or not, and a shard three cuts behind the first is told to catch up (its lag fix).
     Paper {
         /// Whether shards are told to catch up.
         lag_fix: bool,

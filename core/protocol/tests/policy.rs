@@ -48,8 +48,9 @@ fn an_idle_log_writes_nothing_and_wakes_without_an_extra_round_trip() {
     let before = (cluster.sequencer.ledger().applied_index(), cluster.slots[0].no_ops);
     cluster.run_until(2000 * TICK);
     assert_eq!((cluster.sequencer.ledger().applied_index(), cluster.slots[0].no_ops), before);
-    // A lone record: its cut is filled when no other record has come for three times the interval the quota stands for; the
-    // others follow by target. 20 µs to be placed, 300 to be filled and placed again, then 10 + 10 + 20 + 10 + 10.
+    // A lone record: its cut is filled when no other record has come for three times the interval the quota stands
+    // for; the others follow by target. 20 µs to be placed, 300 to be filled and placed again, then 10 + 10 + 20 + 10
+    // + 10.
     cluster.append_at(2001 * TICK, 2);
     cluster.run_until(2100 * TICK);
     assert_eq!(cluster.latency(0..4, 2000 * TICK..2100 * TICK), (380 * US, 380 * US));

@@ -18,8 +18,8 @@ pub struct PolicyConfig {
     pub adaptive_quotas: bool,
     /// How long a fill that another shard's progress asks for may wait for records that are likely to come meanwhile.
     pub fill_wait_ticks: f64,
-    /// A cut is filled once no record has come for this many times the interval its quota stands for; 0: only when its first
-    /// record is a tick old.
+    /// A cut is filled once no record has come for this many times the interval its quota stands for; 0: only when
+    /// its first record is a tick old.
     pub pause_gaps: u32,
     /// Shards are asked to catch up at most this often.
     pub target_pace_ticks: f64,

@@ -1,7 +1,8 @@
 //! Who takes part: shards that join and leave while the log runs, and stragglers that are grounded for a while.
 //!
-//! A shard once listed in a grant stays listed; that it left means that it is closed and has no quota. Whoever is to leave is
-//! first told to take no more appends (a target that closes), gets what it still holds ordered, and then gets no slots.
+//! A shard once listed in a grant stays listed; that it left means that it is closed and has no quota. Whoever is to
+//! leave is first told to take no more appends (a target that closes), gets what it still holds ordered, and then
+//! gets no slots.
 
 use core::fmt;
 

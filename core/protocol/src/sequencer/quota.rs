@@ -1,7 +1,8 @@
 //! How many slots each shard gets in a window, from the rate at which records arrive; and the mode of the next window.
 //!
 //! A quota that is too small costs cuts, one that is too large costs no-ops; neither costs latency, because cuts follow
-//! reports and not a clock. So a quota may be exceeded a little before it grows: a regular stream then has no no-ops at all.
+//! reports and not a clock. So a quota may be exceeded a little before it grows: a regular stream then has no no-ops
+//! at all.
 
 use super::Sequencer;
 use super::members::Part;
@@ -60,8 +61,8 @@ impl Arrivals {
 }
 
 impl Sequencer {
-    /// The mode of the window to grant next. `auto` goes free for a while when fixed cuts waited for their last report longer
-    /// than a tick after half of them were in.
+    /// The mode of the window to grant next. `auto` goes free for a while when fixed cuts waited for their last
+    /// report longer than a tick after half of them were in.
     pub(super) fn next_mode(&mut self) -> WindowMode {
         let (waited_ns, waits) = self.progress.take_wait();
         if self.config.ordering != Ordering::Auto {

@@ -25,8 +25,9 @@ impl Shard {
         }
     }
 
-    /// Where answers to targets take a good part of a tick, a shard that often lacks slots does not wait to be asked: targets come
-    /// about a tick apart, so it fills up to the next one soon enough for its report to arrive with the others'.
+    /// Where answers to targets take a good part of a tick, a shard that often lacks slots does not wait to be asked:
+    /// targets come about a tick apart, so it fills up to the next one soon enough for its report to arrive with the
+    /// others'.
     fn expect_next(&mut self, now_ns: u64) {
         self.expecting = if self.target_end().is_some() { EXPECT_TARGETS } else { self.expecting.saturating_sub(1) };
         let (tick_ns, lead_ns) = (self.config.tick_ns, u64::from(self.target.lead_ns));
@@ -57,8 +58,8 @@ impl Shard {
         self.fill_to_target(now_ns, out);
     }
 
-    /// Slots that the target asks for and that are granted, if they are not all appended. At an edge without a grant the target
-    /// stays.
+    /// Slots that the target asks for and that are granted, if they are not all appended. At an edge without a grant
+    /// the target stays.
     fn target_end(&self) -> Option<Lsn> {
         self.missing(self.target.point)
     }
@@ -114,8 +115,8 @@ impl Shard {
         by_cut.into_iter().chain(self.fill_at_ns).chain(expected).min()
     }
 
-    /// When the cut being filled holds a record that has waited long enough: a tick, or a pause of the writers. Beyond the
-    /// grants there is no cut to fill yet; the grant comes back here.
+    /// When the cut being filled holds a record that has waited long enough: a tick, or a pause of the writers.
+    /// Beyond the grants there is no cut to fill yet; the grant comes back here.
     fn aged_at_ns(&self) -> Option<u64> {
         let since_ns = self.partial_since_ns.filter(|_| self.cut_end.is_some())?;
         let aged_ns = since_ns + self.config.tick_ns;

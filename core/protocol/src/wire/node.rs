@@ -44,8 +44,8 @@ pub struct Target {
     /// Take no more appends until the window that begins at `point` is granted: the next grant says how it goes on. Void
     /// once that window is granted.
     pub close: bool,
-    /// How long before targets are expected the shard should be done with its cuts, in nanoseconds: as long as its answers to
-    /// targets took lately. 0: they took no time to speak of.
+    /// How long before targets are expected the shard should be done with its cuts, in nanoseconds: as long as its
+    /// answers to targets took lately. 0: they took no time to speak of.
     pub lead_ns: u32,
 }
 
