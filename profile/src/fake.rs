@@ -10,7 +10,8 @@ use antelog_core::client::{Record, SessionHandler, SubscriptionId};
 use antelog_protocol::client::{Event, Scope};
 use antelog_protocol::{Position, ShardId};
 
-use crate::log::{Clock, Counted, Host, Log, LogError};
+use crate::counted::Counted;
+use crate::log::{Clock, Host, Log, LogError};
 
 /// One microsecond and one millisecond in nanoseconds.
 pub const US: u64 = 1_000;
@@ -51,6 +52,11 @@ impl Host for Stepper {
     fn counted(&mut self) -> Counted {
         self.counted.pop().unwrap_or_default()
     }
+}
+
+/// What a cluster of one shard has counted.
+pub fn counted(records: u64, no_ops: u64) -> Counted {
+    [("shard-0.records".to_owned(), records), ("shard-0.no_ops".to_owned(), no_ops)].into_iter().collect()
 }
 
 /// Nanoseconds from an append to what follows from it.

@@ -6,7 +6,7 @@ use std::sync::mpsc::Sender;
 
 use antelog_core::channel::mirror::{CONTROL_BYTES, Mirror};
 use antelog_core::channel::spsc;
-use antelog_core::config::{Config, NodeEntry, Role};
+use antelog_core::config::{Config, NodeEntry, Role, ShardEntry};
 use antelog_core::counters::Counters;
 use antelog_core::log::LogWriter;
 use antelog_core::mem::Region;
@@ -209,6 +209,10 @@ impl Assembler<'_> {
             .map_err(|e| format!("no memory for {what}'s log region of {bytes} bytes: {e}; lower cluster.region_bytes"))
     }
 
+    fn entry(&self, shard: ShardId) -> Option<&ShardEntry> {
+        self.config.shards.iter().find(|entry| entry.id == shard.0)
+    }
+
     fn shard_config(&self, shard: ShardId, backups: usize) -> Result<ShardConfig, String> {
         let c = &self.config.cluster;
         Ok(ShardConfig {
@@ -216,7 +220,7 @@ impl Assembler<'_> {
             epoch: 0,
             backups,
             tick_ns: c.tick_us * 1000,
-            tick_phase_ns: match self.config.shards.iter().find(|s| s.id == shard.0).and_then(|s| s.tick_phase_us) {
+            tick_phase_ns: match self.entry(shard).and_then(|entry| entry.tick_phase_us) {
                 Some(phase_us) => phase_us * 1000,
                 None => random_u64()?,
             },
@@ -250,6 +254,7 @@ impl Assembler<'_> {
             controls.push(Region::new(CONTROL_BYTES).map_err(queue)?);
         }
         let config = self.shard_config(shard, backups)?;
+        let report_delay_ns = self.entry(shard).map_or(0, |entry| entry.report_delay_us * 1000);
         let counters = self.counters(&name);
         let mailbox = self.door(node, &name, shard_waker);
         let notices = self.notices.clone();
@@ -261,7 +266,7 @@ impl Assembler<'_> {
                 .enumerate()
                 .map(|(number, control)| Mirror::new(PeerId(1 + number as u16), source, region.len(), control));
             let mirrors = mirrors.collect();
-            let parts = ShardParts { config, log, mirrors, gate, mailbox, notices, counters };
+            let parts = ShardParts { config, report_delay_ns, log, mirrors, gate, mailbox, notices, counters };
             Ok(Box::new(ShardAgent::new(parts, transport)) as Box<dyn Agent>)
         }))
     }

@@ -2,9 +2,8 @@
 
 use super::*;
 use crate::consumer::Compute;
-use crate::fake::{FakeLog, Latencies, MS, Stepper, US, VirtualClock};
-use crate::load::Arrivals;
-use antelog_protocol::ShardId;
+use crate::fake::{FakeLog, Latencies, MS, Stepper, US, VirtualClock, counted};
+use crate::load::{Arrivals, even_writers};
 
 /// Fixed delivers at 400 µs and binds at 1000; free-event delivers bound at 1100, free-tick at 1500. Every other
 /// repetition is slower by a factor.
@@ -36,9 +35,9 @@ impl Host for FakeBench {
     fn counted(&mut self) -> Counted {
         self.at_end = !self.at_end;
         match (self.at_end, self.mode) {
-            (true, _) => Counted { record_slots: 50, no_op_slots: 50 },
-            (false, Ordering::Fixed) => Counted { record_slots: 146, no_op_slots: 54 },
-            (false, _) => Counted { record_slots: 146, no_op_slots: 50 },
+            (true, _) => counted(50, 50),
+            (false, Ordering::Fixed) => counted(146, 54),
+            (false, _) => counted(146, 50),
         }
     }
 }
@@ -72,13 +71,7 @@ impl Bench for FakeBench {
 }
 
 fn config(modes: &[Ordering], repetitions: u32) -> DemoConfig {
-    let load = LoadConfig {
-        shards: vec![ShardId(0), ShardId(1)],
-        rate_per_s: 200.0,
-        record_bytes: 4096,
-        arrivals: Arrivals::Regular,
-        seed: 3,
-    };
+    let load = LoadConfig { writers: even_writers(2, 200.0), record_bytes: 4096, arrivals: Arrivals::Regular, seed: 3 };
     DemoConfig {
         modes: modes.to_vec(),
         repetitions,
@@ -87,6 +80,7 @@ fn config(modes: &[Ordering], repetitions: u32) -> DemoConfig {
         drain_ns: 50 * MS,
         load,
         merged: true,
+        hog: None,
         consumer: ConsumerConfig { compute_ns: 500 * US, workers: 1, kind: Compute::Timed },
         seed: 11,
         quiet: true,
@@ -145,7 +139,7 @@ fn gains_order_paths_and_predictions_follow_from_the_script() {
     assert_close(gain.e2e_predicted, 1.6);
     assert_close(demo.gain(Ordering::FreeTick).unwrap().e2e_predicted, 2.0);
     assert_close(fixed.counted.no_op_share(), 0.04);
-    assert_eq!((tick.counted.no_op_share(), event.counted.record_slots), (0.0, 288));
+    assert_eq!((tick.counted.no_op_share(), event.counted.total("shard", "records")), (0.0, 288));
 }
 
 #[test]

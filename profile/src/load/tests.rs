@@ -6,7 +6,7 @@ use crate::fake::{FakeLog, Latencies, MS, US, VirtualClock};
 const LATENCIES: Latencies = Latencies { deliver_ns: MS, confirm_ns: MS, acknowledge_ns: MS };
 
 fn config(shards: u16, rate_per_s: f64, arrivals: Arrivals) -> LoadConfig {
-    LoadConfig { shards: (0..shards).map(ShardId).collect(), rate_per_s, record_bytes: 64, arrivals, seed: 7 }
+    LoadConfig { writers: even_writers(shards, rate_per_s), record_bytes: 64, arrivals, seed: 7 }
 }
 
 /// What was handed to a log, as (shard, intended, sent).
