@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 /// Names that end like this are places in a log: how far they moved says the same as the counts of records and no-ops.
-const PLACE_SUFFIX: &str = "_lsn";
+const PLACE_SUFFIXES: [&str; 2] = ["_lsn", "_position"];
 
 /// Counters as `agent.name` → value, cumulative since the cluster's start. Agents of one kind are numbered: `shard-0`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl Counted {
         let mut kinds: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for (kind, _, name) in self.0.iter().filter(|(_, value)| **value > 0).filter_map(|(full, _)| split(full)) {
             let names = kinds.entry(kind).or_default();
-            if !names.contains(&name) && !name.ends_with(PLACE_SUFFIX) {
+            if !names.contains(&name) && !PLACE_SUFFIXES.iter().any(|suffix| name.ends_with(suffix)) {
                 names.push(name);
             }
         }
@@ -119,7 +119,11 @@ mod tests {
             ("shard-0.no_ops", 7),
             ("shard-0.stalls", 0),
         ]));
-        all.add(&counted(&[("shard-0.committed_lsn", 99), ("shard-10.no_ops", 1)]));
+        all.add(&counted(&[
+            ("shard-0.committed_lsn", 99),
+            ("sequencer.committed_position", 198),
+            ("shard-10.no_ops", 1),
+        ]));
         assert_eq!(all.compact(), "sequencer: cuts 20, new_one 3; shard: no_ops 7/0/5");
         assert_eq!((all.total("shard", "no_ops"), all.total("sequencer", "cuts")), (12, 20));
         assert_eq!(counted(&[("shard-0.durable_lsn", 5), ("gate.clients", 0)]).compact(), "");
