@@ -60,7 +60,7 @@ pub fn mean_rate_per_s(writers: &[WriterConfig]) -> f64 {
 /// shards (2,000 and 18,000 at a mean of 10,000), otherwise 1 : 4 in turn.
 pub fn uneven_writers(shards: u16, rate_per_s: f64) -> Vec<WriterConfig> {
     let high = if shards == 2 { 9.0 } else { 4.0 };
-    let part = |shard: u16| if shard % 2 == 0 { 1.0 } else { high };
+    let part = |shard: u16| if shard.is_multiple_of(2) { 1.0 } else { high };
     let parts: f64 = (0..shards).map(part).sum();
     let rate = |shard| rate_per_s * f64::from(shards) * part(shard) / parts;
     (0..shards).map(|shard| WriterConfig { shard: ShardId(shard), rate_per_s: rate(shard) }).collect()

@@ -7,9 +7,9 @@ use antelog_protocol::Ordering;
 use serde::Serialize;
 
 use super::{BURST_RECORDS, Cell, CellResult, Grid, GridConfig, REPORT_DELAY_US, Scenario, UTILISATION_MAX, Verdict};
+use crate::demo::Demo;
 use crate::demo::gain::Gain;
 use crate::demo::report::{JsonMode, outside, plural, wrap_by, wrongs};
-use crate::demo::{Demo, Repetition};
 use crate::outside::OutsideLoad;
 use crate::stats::Spread;
 
@@ -151,12 +151,12 @@ fn write_modes(text: &mut String, demo: &Demo) {
 }
 
 fn write_ratios(text: &mut String, result: &CellResult, demo: &Demo) {
-    let figures: [(&str, fn(&Repetition) -> f64); 3] =
-        [("mean", |r| r.e2e_mean_us), ("p50", |r| r.e2e_p50_us), ("p99", |r| r.e2e_p99_us)];
-    let pairs = result.ratio(figures[0].1).map_or(0, |ratio| ratio.count);
-    let ratios = figures.map(|(name, figure)| format!("{name} {}", spread(result.ratio(figure)))).join(", ");
-    let pairs = plural(pairs, "pair");
-    wrap_by(text, &format!("  fixed / free-event, median of {pairs} (min–max): e2e {ratios}"), 4);
+    let mean = result.ratio(|r| r.e2e_mean_us);
+    let (p50, p99) = (result.ratio(|r| r.e2e_p50_us), result.ratio(|r| r.e2e_p99_us));
+    let pairs = plural(mean.map_or(0, |ratio| ratio.count), "pair");
+    let (mean, p50, p99) = (spread(mean), spread(p50), spread(p99));
+    let head = format!("  fixed / free-event, median of {pairs} (min–max)");
+    wrap_by(text, &format!("{head}: e2e mean {mean}, p50 {p50}, p99 {p99}"), 4);
     if let Some(Gain { e2e_mean, delivery_p50, e2e_predicted, model, .. }) = demo.gain(Ordering::FreeEvent) {
         let (gain, best, delivery) = (e2e_mean.median, model.best_gain(), delivery_p50.median);
         let line = format!(

@@ -172,7 +172,8 @@ fn reports_fit_and_say_beforehand_what_comes() {
     let heading = report::heading(&config).unwrap();
     for text in [
         "35 cells, about 75 s; Ctrl-C prints what there is",
-        "fixed and free-event 3 times, interleaved in random order (seed 5), 0.20 s after a warm-up of 0.05 s that is dropped",
+        "fixed and free-event 3 times, interleaved in random order (seed 5)",
+        "0.20 s after a warm-up of 0.05 s that is dropped",
         "every writer sends 30 records at once",
         "shard 1 holds every report back by 5000 µs",
         "another thread wants core 0 for 50 % of the time",
