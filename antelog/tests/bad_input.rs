@@ -254,6 +254,29 @@ fn a_command_that_waits_says_for_what() {
 }
 
 #[test]
+fn a_grid_that_makes_no_sense_is_refused_before_it_starts() {
+    for (args, expected) in [
+        (&["--cells", "compute=fast"][..], "--cells compute=fast: expected milliseconds up to 10000"),
+        (
+            &["--cells", "compute=0", "scenario=calm"],
+            "there is no scenario 'calm'; expected steady, bursts, slow-shard",
+        ),
+        (&["--cells", "shards=2"], "--cells shards=2: expected compute=MS,… or scenario=NAME,…"),
+        (&["--limit", "0"], "--limit 0: expected a ratio above 0"),
+        (&["--limit", "NaN"], "--limit NaN: expected a ratio above 0"),
+        (&["--rate", "0"], "--rate 0: expected records per second and shard"),
+        (&["--seconds", "0.01"], "too short to measure"),
+        (&["--hog-duty", "101"], "--hog-duty 101: expected above 0 and at most 100 per cent"),
+        (&["--hog-core", "4096"], "--hog-core 4096: this process may use"),
+        (&["--set", "cluster.tikc_us=5"], "tikc_us"),
+        (&["--json", "/nonexistent/folder/grid.json"], "cannot write /nonexistent/folder/grid.json"),
+    ] {
+        let error = bad(&[&["profile", "grid"], args].concat(), b"");
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
 fn a_result_that_cannot_be_written_is_noticed_before_the_measurement() {
     let error = bad(&["demo", "--json", "/nonexistent/folder/demo.json"], b"");
     assert!(error.contains("cannot write /nonexistent/folder/demo.json"), "{error}");

@@ -150,7 +150,14 @@ pub struct ShardEntry {
     /// When its ticks of free windows fall, in microseconds into the tick of the machine's clock. Absent: at random, as
     /// shards on different machines do.
     pub tick_phase_us: Option<u64>,
+    /// For experiments: every report of the primary is held back this long before it leaves, in microseconds, and a newer
+    /// one takes its place meanwhile. Makes the shard a straggler; 0 in every cluster that is to be used.
+    #[serde(default)]
+    pub report_delay_us: u64,
 }
+
+/// Longest [`report_delay_us`](ShardEntry::report_delay_us).
+const REPORT_DELAY_US_MAX: u64 = 10_000_000;
 
 fn default_quota() -> u32 {
     10
@@ -286,6 +293,12 @@ impl Config {
             }
             if shard.quota == 0 || shard.quota > QUOTA_MAX {
                 return Err(wrong(format!("shard {}: quota must be 1 to {QUOTA_MAX}, not {}", shard.id, shard.quota)));
+            }
+            if shard.report_delay_us > REPORT_DELAY_US_MAX {
+                let (id, delay_us) = (shard.id, shard.report_delay_us);
+                return Err(wrong(format!(
+                    "shard {id}: report_delay_us must be 0 to {REPORT_DELAY_US_MAX}, not {delay_us}"
+                )));
             }
             let primaries = self.nodes_of(shard.id, Role::Primary).count();
             if primaries != 1 {
@@ -475,6 +488,9 @@ impl fmt::Display for Config {
             }
             if let Some(phase) = shard.tick_phase_us {
                 writeln!(f, "tick_phase_us = {phase}")?;
+            }
+            if shard.report_delay_us > 0 {
+                writeln!(f, "report_delay_us = {}", shard.report_delay_us)?;
             }
         }
         for node in &self.nodes {

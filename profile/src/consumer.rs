@@ -77,7 +77,8 @@ pub struct Consumer {
     in_hand: u64,
     /// The first item that no `Confirm` covers.
     unconfirmed: u64,
-    workers: Vec<Option<Batch>>,
+    /// What workers compute, in the order of starting, which is the order of ending: every batch takes the same time.
+    busy: VecDeque<Batch>,
     released: u64,
 }
 
@@ -96,7 +97,7 @@ impl Consumer {
             first: 0,
             in_hand: 0,
             unconfirmed: 0,
-            workers: vec![None; config.workers],
+            busy: VecDeque::with_capacity(config.workers),
             released: 0,
         })
     }
@@ -165,21 +166,16 @@ impl Consumer {
         }
         let end = self.end();
         self.in_hand = self.in_hand.min(end);
-        for worker in &mut self.workers {
-            if let Some(batch) = worker {
-                batch.to = batch.to.min(end);
-                if batch.from >= batch.to {
-                    *worker = None;
-                }
-            }
-        }
+        self.busy.retain_mut(|batch| {
+            batch.to = batch.to.min(end);
+            batch.from < batch.to
+        });
     }
 
     /// Ends computations that are due and starts others with what is in hand. Returns how many batches ended or started.
     pub fn on_cycle(&mut self, now_ns: u64, clock: &impl Clock, measured: &mut Measured) -> usize {
         let mut work = self.finish(now_ns, measured);
-        while self.in_hand < self.end() {
-            let Some(index) = self.workers.iter().position(Option::is_none) else { break };
+        while self.in_hand < self.end() && self.busy.len() < self.config.workers {
             // Spinning for another worker's batch takes time of its own.
             let start_ns = if self.config.kind == Compute::Spin { clock.now_ns() } else { now_ns };
             let batch =
@@ -190,7 +186,7 @@ impl Consumer {
                     measured.queue.record_between(item.in_hand_ns, start_ns);
                 }
             }
-            self.workers[index] = Some(batch);
+            self.busy.push_back(batch);
             work += 1;
             let end_ns = match self.config.kind {
                 Compute::Timed => now_ns,
@@ -206,9 +202,8 @@ impl Consumer {
 
     fn finish(&mut self, now_ns: u64, measured: &mut Measured) -> usize {
         let mut finished = 0;
-        for index in 0..self.workers.len() {
-            let Some(batch) = self.workers[index].filter(|b| b.due_ns <= now_ns) else { continue };
-            self.workers[index] = None;
+        while let Some(batch) = self.busy.front().copied().filter(|batch| batch.due_ns <= now_ns) {
+            self.busy.pop_front();
             finished += 1;
             for number in batch.from..batch.to {
                 let item = &mut self.items[(number - self.first) as usize];
@@ -238,7 +233,7 @@ impl Consumer {
 
     /// When the next computation ends, in nanoseconds.
     pub fn next_ns(&self) -> Option<u64> {
-        self.workers.iter().flatten().map(|batch| batch.due_ns).min()
+        self.busy.front().map(|batch| batch.due_ns)
     }
 
     /// Records whose outputs have been released.

@@ -14,8 +14,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use self::gain::Gain;
 use crate::consumer::ConsumerConfig;
+use crate::counted::Counted;
+use crate::hog::HogConfig;
 use crate::load::{LoadConfig, Random};
-use crate::log::{Clock, Counted, Host, Log};
+use crate::log::{Clock, Host, Log};
 use crate::outside::{OutsideLoad, Watch};
 use crate::run::{Outcome, RunConfig, drive};
 use crate::stats::Measured;
@@ -55,6 +57,8 @@ pub struct DemoConfig {
     pub consumer: ConsumerConfig,
     /// One consumer of the merged order, instead of one for each shard.
     pub merged: bool,
+    /// Another program that wants a core during every run.
+    pub hog: Option<HogConfig>,
     /// Decides the order of runs, and with the load's seed its arrivals.
     pub seed: u64,
     /// Say nothing on standard error while running.
@@ -123,6 +127,8 @@ pub struct Repetition {
     pub delivery_p50_us: f64,
     /// Median end-to-end latency in microseconds.
     pub e2e_p50_us: f64,
+    /// 99th percentile of the end-to-end latency in microseconds.
+    pub e2e_p99_us: f64,
     /// Mean end-to-end latency in microseconds.
     pub e2e_mean_us: f64,
     /// Mean delivery latency in microseconds.
@@ -144,6 +150,8 @@ pub struct ModeResult {
     pub measured: Measured,
     /// Summed counters of the clusters, without warm-up and draining.
     pub counted: Counted,
+    /// What they counted before that, in the warm-ups.
+    pub counted_before: Counted,
     /// The repetitions that succeeded.
     pub repetitions: Vec<Repetition>,
     /// The mean order path O in microseconds: record durable → consumer knows that its position is bound, as seen at the
@@ -179,7 +187,7 @@ impl Demo {
     }
 }
 
-/// Runs all modes in all repetitions.
+/// Runs all modes in all repetitions; when it is interrupted, as many as have ended.
 ///
 /// # Errors
 /// When the configuration makes no sense, or no run of some mode succeeded.
@@ -189,6 +197,7 @@ pub fn run<B: Bench, C: Clock + Clone>(bench: &mut B, clock: &C, config: DemoCon
         mode: *mode,
         measured: Measured::new(0),
         counted: Counted::default(),
+        counted_before: Counted::default(),
         repetitions: Vec::new(),
         order_path_us: None,
     };
@@ -197,18 +206,22 @@ pub fn run<B: Bench, C: Clock + Clone>(bench: &mut B, clock: &C, config: DemoCon
     let progress = Progress::new(&config);
     let watch = Watch::start();
     let mut random = Random::new(config.seed);
-    for number in 0..config.repetitions {
+    'all: for number in 0..config.repetitions {
         let mut order: Vec<usize> = (0..modes.len()).collect();
         random.shuffle(&mut order);
         // All modes of a repetition get the same arrivals; tags differ, so that no record is taken for another run's.
         let load_seed = config.load.seed ^ random.next_u64();
         for index in order {
+            if bench.interrupted() {
+                break 'all;
+            }
             let mode = modes[index].mode;
             progress.begin(mode, number);
             let run = RunConfig {
                 load: LoadConfig { seed: load_seed, ..config.load.clone() },
                 consumer: config.consumer,
                 merged: config.merged,
+                hog: config.hog,
                 from: Position(0),
                 warm_up_ns: split.warm_up_ns,
                 measure_ns: split.measure_ns,
@@ -217,6 +230,8 @@ pub fn run<B: Bench, C: Clock + Clone>(bench: &mut B, clock: &C, config: DemoCon
             };
             match run_once(bench, clock, mode, number, &run) {
                 Ok(outcome) => add(&mut modes[index], number, &outcome),
+                // A run cut short is not a failed one.
+                Err(_) if bench.interrupted() => {}
                 Err(why) => failures.push(format!("{} repetition {}: {why}", mode.name(), number + 1)),
             }
             progress.end();
@@ -257,6 +272,7 @@ fn add(result: &mut ModeResult, number: u32, outcome: &Outcome) {
         number,
         delivery_p50_us: measured.delivery.quantile_us(0.5),
         e2e_p50_us: measured.e2e.quantile_us(0.5),
+        e2e_p99_us: measured.e2e.quantile_us(0.99),
         e2e_mean_us: measured.e2e.mean_us(),
         delivery_mean_us: measured.delivery.mean_us(),
         confirm_wait_mean_us: measured.confirm_wait.mean_us(),
@@ -264,7 +280,8 @@ fn add(result: &mut ModeResult, number: u32, outcome: &Outcome) {
         compute_mean_us: measured.compute.mean_us(),
     });
     result.measured.merge(measured);
-    result.counted = result.counted.plus(outcome.counted);
+    result.counted.add(&outcome.counted);
+    result.counted_before.add(&outcome.counted_before);
 }
 
 /// See [`ModeResult::order_path_us`].

@@ -8,9 +8,11 @@ use std::rc::Rc;
 
 use antelog_core::client::{Record, SessionHandler, SubscriptionId};
 use antelog_protocol::client::{Event, Scope};
-use antelog_protocol::{Position, ShardId};
+use antelog_protocol::{Ordering, Position, ShardId};
 
-use crate::log::{Clock, Counted, Host, Log, LogError};
+use crate::counted::Counted;
+use crate::demo::Bench;
+use crate::log::{Clock, Host, Log, LogError};
 
 /// One microsecond and one millisecond in nanoseconds.
 pub const US: u64 = 1_000;
@@ -51,6 +53,11 @@ impl Host for Stepper {
     fn counted(&mut self) -> Counted {
         self.counted.pop().unwrap_or_default()
     }
+}
+
+/// What a cluster of one shard has counted.
+pub fn counted(records: u64, no_ops: u64) -> Counted {
+    [("shard-0.records".to_owned(), records), ("shard-0.no_ops".to_owned(), no_ops)].into_iter().collect()
 }
 
 /// Nanoseconds from an append to what follows from it.
@@ -154,5 +161,88 @@ impl Log for FakeLog {
             }
         }
         work
+    }
+}
+
+/// Fixed delivers at 400 µs and binds at 1000; free-event delivers bound at 1100, free-tick at 1500. Every other
+/// repetition is slower by a factor.
+pub struct FakeBench {
+    pub clock: VirtualClock,
+    stepper: Stepper,
+    mode: Ordering,
+    /// Fixed binds so much later, in microseconds.
+    pub fixed_late_us: u64,
+    /// The user interrupts after so many starts.
+    pub interrupt_after: usize,
+    pub started: Vec<(Ordering, u32)>,
+    pub stopped: usize,
+    /// This run does not start.
+    pub fail: Option<(Ordering, u32)>,
+    /// Cluster counters, given at the end of the warm-up and of the load in turn.
+    at_end: bool,
+}
+
+impl FakeBench {
+    pub fn new(clock: &VirtualClock) -> FakeBench {
+        let clock = clock.clone();
+        let stepper = Stepper { clock: clock.clone(), step_ns: 50 * US, counted: Vec::new() };
+        FakeBench {
+            clock,
+            stepper,
+            mode: Ordering::Fixed,
+            fixed_late_us: 0,
+            interrupt_after: usize::MAX,
+            started: Vec::new(),
+            stopped: 0,
+            fail: None,
+            at_end: false,
+        }
+    }
+}
+
+impl Host for FakeBench {
+    fn idle(&mut self, work: usize, until_ns: u64) {
+        self.stepper.idle(work, until_ns);
+    }
+
+    fn counted(&mut self) -> Counted {
+        self.at_end = !self.at_end;
+        match (self.at_end, self.mode) {
+            (true, _) => counted(50, 50),
+            (false, Ordering::Fixed) => counted(146, 54),
+            (false, _) => counted(146, 50),
+        }
+    }
+
+    fn interrupted(&self) -> bool {
+        self.started.len() > self.interrupt_after
+    }
+}
+
+impl Bench for FakeBench {
+    type Log = FakeLog;
+
+    fn start(&mut self, mode: Ordering, repetition: u32) -> Result<FakeLog, String> {
+        self.started.push((mode, repetition));
+        if self.fail == Some((mode, repetition)) {
+            return Err("no such luck".to_owned());
+        }
+        self.mode = mode;
+        let (deliver_us, confirm_us) = match mode {
+            Ordering::Fixed | Ordering::Auto => (400, 1000 + self.fixed_late_us),
+            Ordering::FreeEvent => (1100, 1100),
+            Ordering::FreeTick => (1500, 1500),
+        };
+        let ns = |us: u64| us * US * if repetition == 1 && mode == Ordering::FreeEvent { 2 } else { 1 };
+        let acknowledge_ns = ns(confirm_us + 100);
+        Ok(FakeLog::new(
+            &self.clock,
+            Latencies { deliver_ns: ns(deliver_us), confirm_ns: ns(confirm_us), acknowledge_ns },
+        ))
+    }
+
+    fn stop(&mut self, _log: FakeLog) -> Result<(), String> {
+        self.stopped += 1;
+        Ok(())
     }
 }

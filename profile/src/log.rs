@@ -5,6 +5,8 @@ use antelog_core::client::{SessionHandler, SubscriptionId};
 use antelog_protocol::client::Scope;
 use antelog_protocol::{Position, ShardId};
 
+use crate::counted::Counted;
+
 /// Why a record was not taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogError {
@@ -54,39 +56,6 @@ impl Clock for RealClock {
     }
 }
 
-/// A cluster's own counters, cumulative since its start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counted {
-    /// Slots that hold records, over all shards.
-    pub record_slots: u64,
-    /// Slots that were filled with no-ops, over all shards.
-    pub no_op_slots: u64,
-}
-
-impl Counted {
-    /// What was counted since `earlier`.
-    pub fn since(self, earlier: Counted) -> Counted {
-        Counted {
-            record_slots: self.record_slots.saturating_sub(earlier.record_slots),
-            no_op_slots: self.no_op_slots.saturating_sub(earlier.no_op_slots),
-        }
-    }
-
-    /// Both together.
-    pub fn plus(self, other: Counted) -> Counted {
-        Counted {
-            record_slots: self.record_slots + other.record_slots,
-            no_op_slots: self.no_op_slots + other.no_op_slots,
-        }
-    }
-
-    /// No-ops as a share of all slots, 0 to 1; 0 when there are none.
-    pub fn no_op_share(self) -> f64 {
-        let slots = self.record_slots + self.no_op_slots;
-        if slots == 0 { 0.0 } else { self.no_op_slots as f64 / slots as f64 }
-    }
-}
-
 /// What surrounds the loop: how it waits, and what the cluster counts about itself.
 pub trait Host {
     /// Called once per turn of the loop. `work` is what the turn did, 0 for nothing; the loop has nothing of its own to
@@ -96,6 +65,11 @@ pub trait Host {
     /// The cluster's counters so far. Called when the warm-up ends and when the load ends, so that neither counts.
     fn counted(&mut self) -> Counted {
         Counted::default()
+    }
+
+    /// Whether the user wants no more of this: asked once per turn of the loop, and the run then ends as failed.
+    fn interrupted(&self) -> bool {
+        false
     }
 }
 
@@ -113,18 +87,5 @@ impl Host for PlainHost {
             (0, false) => std::hint::spin_loop(),
             _ => {}
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Counted;
-
-    #[test]
-    fn the_share_is_of_the_slots_since_the_warm_up() {
-        let warm = Counted { record_slots: 10, no_op_slots: 90 };
-        let end = Counted { record_slots: 106, no_op_slots: 94 };
-        assert_eq!(end.since(warm).no_op_share(), 0.04);
-        assert_eq!(Counted::default().no_op_share(), 0.0);
     }
 }

@@ -9,9 +9,14 @@ use antelog_protocol::client::{Event, Scope};
 use antelog_protocol::{Position, Refusal, ShardId};
 
 use crate::consumer::{Consumer, ConsumerConfig};
+use crate::counted::Counted;
+use crate::hog::{Hog, HogConfig};
 use crate::load::{Load, LoadConfig, Stamp};
-use crate::log::{Clock, Counted, Host, Log};
+use crate::log::{Clock, Host, Log};
 use crate::stats::Measured;
+
+/// Why a run ended that the user interrupted.
+const INTERRUPTED: &str = "interrupted";
 
 /// One run.
 #[derive(Clone, Debug)]
@@ -22,6 +27,8 @@ pub struct RunConfig {
     pub consumer: ConsumerConfig,
     /// One consumer of all shards merged in position order, instead of one consumer for each shard.
     pub merged: bool,
+    /// Another program that wants a core, for as long as the run takes.
+    pub hog: Option<HogConfig>,
     /// Where to subscribe: the log's tail, or its beginning when nobody has written yet.
     pub from: Position,
     /// Records intended during the first so many nanoseconds are sent and not measured.
@@ -41,6 +48,8 @@ pub struct Outcome {
     pub measured: Measured,
     /// What the cluster counted between the end of the warm-up and the end of the load.
     pub counted: Counted,
+    /// What it counted before that.
+    pub counted_before: Counted,
 }
 
 /// Takes what the log tells and passes it to writers and consumer with the time.
@@ -63,9 +72,11 @@ impl<C: Clock> SessionHandler for Recorder<C> {
         }
     }
 
-    fn on_refused(&mut self, shard: ShardId, seq: u64, _refusal: Refusal) {
-        if self.load.settle(shard, seq).is_some() {
-            self.measured.totals.refused += 1;
+    fn on_refused(&mut self, shard: ShardId, seq: u64, refusal: Refusal) {
+        let Some(stamp) = self.load.settle(shard, seq) else { return };
+        match elsewhere(&refusal) {
+            Some(other) if self.load.move_to(other, stamp) => self.measured.totals.moved += 1,
+            _ => self.measured.totals.refused += 1,
         }
     }
 
@@ -123,6 +134,21 @@ impl<C: Clock> Recorder<C> {
     }
 }
 
+/// The shard that a refusal sends its writer to; `None` when the record is refused for good.
+fn elsewhere(refusal: &Refusal) -> Option<ShardId> {
+    // Every refusal is named, so that one that knows another shard cannot be overlooked here.
+    match refusal {
+        Refusal::Closed { instead } => Some(*instead),
+        Refusal::Gap { .. }
+        | Refusal::UnknownSession
+        | Refusal::Forgotten
+        | Refusal::TooLarge { .. }
+        | Refusal::RegionFull { .. }
+        | Refusal::NotHere
+        | Refusal::Failed => None,
+    }
+}
+
 /// Runs writers and consumer until the load is over and what it sent is finished, or the time for that has passed; see
 /// [`unfinished`](crate::stats::Totals::unfinished). The log should be connected: records that fall due before it is count
 /// from their intended times.
@@ -135,6 +161,7 @@ pub fn drive<L: Log, C: Clock + Clone, H: Host>(
     host: &mut H,
     config: &RunConfig,
 ) -> Result<Outcome, String> {
+    let _hog = config.hog.map(Hog::start).transpose()?;
     let start_ns = clock.now_ns();
     let measure_from_ns = start_ns + config.warm_up_ns;
     let load_end_ns = measure_from_ns + config.measure_ns;
@@ -159,6 +186,9 @@ pub fn drive<L: Log, C: Clock + Clone, H: Host>(
         if let Some(head) = recorder.trimmed {
             return Err(format!("the log begins at position {head}: the subscription from {} ended", config.from));
         }
+        if host.interrupted() {
+            return Err(INTERRUPTED.to_owned());
+        }
         let mut end_ns = measure_from_ns;
         if now_ns >= measure_from_ns {
             warm.get_or_insert_with(|| host.counted());
@@ -173,14 +203,15 @@ pub fn drive<L: Log, C: Clock + Clone, H: Host>(
         }
         host.idle(work, recorder.next_ns(end_ns));
     }
-    let counted = counted.unwrap_or_default().since(warm.unwrap_or_default());
-    Ok(Outcome { measured: recorder.finish(), counted })
+    let counted_before = warm.unwrap_or_default();
+    let counted = counted.unwrap_or_default().since(&counted_before);
+    Ok(Outcome { measured: recorder.finish(), counted, counted_before })
 }
 
 fn subscribe(log: &mut impl Log, config: &RunConfig) -> Result<Vec<(SubscriptionId, Consumer)>, String> {
     let scopes: Vec<Scope> = match config.merged {
         true => vec![Scope::All],
-        false => config.load.shards.iter().map(|shard| Scope::Shard(*shard)).collect(),
+        false => config.load.writers.iter().map(|writer| Scope::Shard(writer.shard)).collect(),
     };
     let consumer = |scope| Ok((log.subscribe(scope, config.from), Consumer::new(&config.consumer)?));
     scopes.into_iter().map(consumer).collect()

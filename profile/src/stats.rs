@@ -136,12 +136,14 @@ pub struct Measured {
 /// Counts of one run, warm-up included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Totals {
-    /// Records handed to the log.
+    /// Records handed to the log; one that moved to another shard is counted again.
     pub sent: u64,
     /// Records acknowledged.
     pub acknowledged: u64,
     /// Records refused for good. They are in no series.
     pub refused: u64,
+    /// Records that one shard refused and that were sent to another instead, keeping their intended times.
+    pub moved: u64,
     /// Times the log pushed back.
     pub pushed_back: u64,
     /// Records delivered, each delivery counted.
@@ -167,6 +169,7 @@ impl Totals {
         self.sent += other.sent;
         self.acknowledged += other.acknowledged;
         self.refused += other.refused;
+        self.moved += other.moved;
         self.pushed_back += other.pushed_back;
         self.delivered += other.delivered;
         self.speculative += other.speculative;

@@ -1,29 +1,16 @@
 //! `demo`: fixed ordering with speculation beside free ordering, on fresh embedded clusters, with a real client.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
-use antelog::cluster::{Cluster, Nodes};
-use antelog::{ClientOptions, DrivenSession, driven_session};
-use antelog_core::client::session::AppendError;
-use antelog_core::client::{Record, SessionHandler, Slot, SubscriptionId};
-use antelog_core::config::Config;
-use antelog_core::log::Retention;
-use antelog_core::node::launch::cores;
-use antelog_core::node::{Idle, LaunchMode, now_ns};
 use antelog_profile::consumer::{Compute, ConsumerConfig};
-use antelog_profile::demo::{self, Bench, DemoConfig, Labels, report};
-use antelog_profile::load::{Arrivals, LoadConfig};
-use antelog_profile::log::{Counted, Host, Log, LogError, RealClock};
-use antelog_protocol::client::{Event, Scope};
-use antelog_protocol::{Ordering, Position, Refusal, ShardId};
+use antelog_profile::demo::{self, DemoConfig, report};
+use antelog_profile::load::{Arrivals, LoadConfig, even_writers};
+use antelog_profile::log::RealClock;
+use antelog_protocol::Ordering;
 use clap::Args;
 
-use super::nodes::embedded_config;
+use super::bench::{self, EmbeddedBench, Layout, RECORD_BYTES};
 use super::{Outcome, Stop, output};
-
-/// Time for a fresh cluster to answer its first client.
-const CONNECT_TIME: Duration = Duration::from_secs(5);
 
 #[derive(Args)]
 pub struct DemoArgs {
@@ -59,162 +46,16 @@ pub struct DemoArgs {
     set: Vec<String>,
 }
 
-/// Starts clusters and connects to them.
-struct DemoBench {
-    config: Config,
-    /// Yield the core when there is nothing to do, because others need it.
-    yields: bool,
-    cluster: Option<Cluster>,
-}
-
-/// One client of one cluster.
-struct DemoLog {
-    session: DrivenSession,
-}
-
-impl Log for DemoLog {
-    fn append(&mut self, shard: ShardId, record: &[u8]) -> Result<u64, LogError> {
-        self.session.append(shard, record).map_err(|error| match error {
-            AppendError::Full | AppendError::NotConnectedYet => LogError::Full,
-            other => LogError::Failed(other.to_string()),
-        })
-    }
-
-    fn subscribe(&mut self, scope: Scope, from: Position) -> SubscriptionId {
-        self.session.subscribe(scope, from)
-    }
-
-    fn poll<H: SessionHandler>(&mut self, now_ns: u64, handler: &mut H) -> usize {
-        self.session.duty_cycle(now_ns, handler)
-    }
-}
-
-/// Waits for the first connection.
-#[derive(Default)]
-struct Connecting {
-    error: Option<String>,
-}
-
-impl SessionHandler for Connecting {
-    fn on_acknowledged(&mut self, _: ShardId, _: u64, _: Position) {}
-    fn on_refused(&mut self, _: ShardId, _: u64, _: Refusal) {}
-    fn on_event(&mut self, _: SubscriptionId, _: Event<Record>) {}
-    fn on_trimmed(&mut self, _: SubscriptionId, _: Position) {}
-    fn on_read(&mut self, _: u64, _: Position, _: Slot) {}
-    fn on_tail(&mut self, _: u64, _: Position) {}
-    fn on_connection(&mut self, address: &str, error: Option<&str>) {
-        self.error = error.map(|e| format!("{address}: {e}"));
-    }
-}
-
-impl Host for DemoBench {
-    fn idle(&mut self, work: usize, _until_ns: u64) {
-        match (work, self.yields) {
-            (0, true) => std::thread::yield_now(),
-            (0, false) => std::hint::spin_loop(),
-            _ => {}
-        }
-    }
-
-    fn counted(&mut self) -> Counted {
-        self.cluster.as_ref().map_or_else(Counted::default, |cluster| Counted {
-            record_slots: cluster.counter("shard", "records"),
-            no_op_slots: cluster.counter("shard", "no_ops"),
-        })
-    }
-}
-
-impl Bench for DemoBench {
-    type Log = DemoLog;
-
-    fn start(&mut self, mode: Ordering, repetition: u32) -> Result<DemoLog, String> {
-        let mut config = self.config.clone();
-        for shard in &mut config.shards {
-            shard.tick_phase_us = Some(tick_phase_us(config.cluster.tick_us, shard.id, repetition));
-        }
-        config.cluster.ordering = mode;
-        let cluster = Cluster::start(config, Nodes::All, std::sync::Arc::new(|_: &str| {}))?;
-        let seeds = cluster.client_addresses().to_vec();
-        self.cluster = Some(cluster);
-        let mut session = driven_session(&ClientOptions::new(seeds)).map_err(|e| e.to_string())?;
-        let started = Instant::now();
-        let mut connecting = Connecting::default();
-        while session.map().is_none() {
-            session.duty_cycle(now_ns(), &mut connecting);
-            if started.elapsed() > CONNECT_TIME {
-                let why = connecting.error.unwrap_or_else(|| "no answer".into());
-                return Err(format!("the cluster did not come up: {why}"));
-            }
-            std::thread::yield_now();
-        }
-        Ok(DemoLog { session })
-    }
-
-    fn stop(&mut self, log: DemoLog) -> Result<(), String> {
-        drop(log);
-        self.cluster.take().and_then(Cluster::stop).map_or(Ok(()), Err)
-    }
-}
-
-/// When a shard's free ticks fall in a repetition. How long a free record waits depends on how far apart the shards' ticks
-/// are; steps of the golden ratio spread the repetitions evenly over all distances, where drawing them would leave
-/// the result to luck.
-fn tick_phase_us(tick_us: u64, shard: u16, repetition: u32) -> u64 {
-    let step = f64::from(shard) * f64::from(repetition) * 0.618_033_988_75;
-    (step.fract() * tick_us as f64) as u64
-}
-
-/// How the cluster shares this machine with the client: decided by the number of cores.
-struct Layout {
-    mode: LaunchMode,
-    idle: Idle,
-    /// Core of the client's thread.
-    client_core: Option<usize>,
-}
-
-fn layout(cores: usize, agents: usize) -> Layout {
-    if cores > agents {
-        // A core for every agent and one for the client.
-        Layout { mode: LaunchMode::Dedicated, idle: Idle::Spin, client_core: Some(agents) }
-    } else if cores >= 2 {
-        // The whole cluster spins on one core and the client on another: waking a parked thread costs far more than
-        // a turn of the shared loop.
-        Layout { mode: LaunchMode::Shared, idle: Idle::Spin, client_core: Some(1) }
-    } else {
-        Layout { mode: LaunchMode::Shared, idle: Idle::Yield, client_core: None }
-    }
-}
-
-fn demo_config(args: &DemoArgs, layout: &Layout) -> Result<Config, Stop> {
-    let quota = (args.rate * 0.001).round().max(1.0) as u32;
-    let mut config = embedded_config(args.shards, "127.0.0.1:0", quota);
-    let c = &mut config.cluster;
-    c.name = "demo".into();
-    c.record_bytes_max = 8 << 10;
-    c.client_ring_bytes = 1 << 20;
-    c.region_bytes = 16 << 20;
-    c.retention = Retention::Recycle;
-    c.outstanding_max = 4096;
-    c.clients_max = 16;
-    (config.launch.mode, config.launch.idle) = (layout.mode, layout.idle);
-    config.launch.prefault = true;
-    Config::parse(&config.to_string(), &args.set).map_err(|e| Stop::Failed(e.to_string()))
-}
-
 /// Runs `demo`.
 pub fn run(args: &DemoArgs) -> Outcome {
     output::check_writable(args.json.as_deref())?;
-    let available = cores().len();
-    let layout = layout(available, 2 + 2 * usize::from(args.shards));
-    let config = demo_config(args, &layout)?;
-    if !(args.rate > 0.0 && args.rate <= 10_000_000.0) {
-        return Err(Stop::Failed(format!("--rate {}: expected records per second and shard", args.rate)));
-    }
+    let layout = Layout::of(args.shards);
+    let config = bench::config(args.shards, args.rate, &layout, &args.set)?;
+    bench::check_rate(args.rate)?;
     if !(args.compute_ms >= 0.0 && args.compute_ms <= 10_000.0) {
         return Err(Stop::Failed(format!("--compute-ms {}: expected milliseconds up to 10000", args.compute_ms)));
     }
-    let mut seed = [0; 8];
-    getrandom::fill(&mut seed).map_err(|e| format!("the operating system gives no random numbers: {e}"))?;
+    let seed = bench::random_seed()?;
     let demo = DemoConfig {
         modes: vec![Ordering::FreeTick, Ordering::FreeEvent, Ordering::Fixed],
         repetitions: args.repetitions,
@@ -222,11 +63,10 @@ pub fn run(args: &DemoArgs) -> Outcome {
         warm_up_ns: 200_000_000,
         drain_ns: 5_000_000_000,
         load: LoadConfig {
-            shards: (0..args.shards).map(ShardId).collect(),
-            rate_per_s: args.rate,
-            record_bytes: 4096,
+            writers: even_writers(args.shards, args.rate),
+            record_bytes: RECORD_BYTES,
             arrivals: if args.poisson { Arrivals::Poisson } else { Arrivals::Regular },
-            seed: u64::from_le_bytes(seed),
+            seed,
         },
         consumer: ConsumerConfig {
             compute_ns: (args.compute_ms * 1e6) as u64,
@@ -234,44 +74,16 @@ pub fn run(args: &DemoArgs) -> Outcome {
             kind: Compute::Timed,
         },
         merged: args.merged,
-        seed: u64::from_le_bytes(seed),
+        hog: None,
+        seed,
         quiet: false,
-        labels: Labels {
-            transport: "tcp (io_uring, loopback)".into(),
-            durability: "replicated".into(),
-            launch: format!("{} + {}", config.launch.mode, config.launch.idle),
-            cores: available,
-        },
+        labels: bench::labels(&config),
     };
-    let yields = layout.client_core.is_none();
-    let mut bench = DemoBench { config, yields, cluster: None };
-    // The client's thread is pinned beside the cluster's; this one keeps its freedom for what comes after.
-    let client = std::thread::Builder::new().name("antelog-demo".into()).spawn(move || {
-        if let Some(core) = layout.client_core {
-            core_affinity::set_for_current(cores()[core]);
-        }
-        demo::run(&mut bench, &RealClock, demo)
-    });
-    let client = client.map_err(|e| format!("cannot start a thread: {e}"))?;
-    let result = client.join().map_err(|_| "the demo's thread panicked: this is a bug, see above".to_owned())??;
+    let mut bench = EmbeddedBench::new(config, &layout, Default::default());
+    let result = bench::on_client_core(&layout, move || demo::run(&mut bench, &RealClock, demo))??;
     output::print(report::table(&result).trim_end())?;
     if let Some(path) = &args.json {
         output::write_file(path, &format!("{:#}\n", report::json(&result)))?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::tick_phase_us;
-
-    #[test]
-    fn phases_cover_the_tick_evenly() {
-        assert_eq!(tick_phase_us(1000, 0, 7), 0);
-        assert_eq!([1, 2, 3].map(|r| tick_phase_us(1000, 1, r)), [618, 236, 854]);
-        let mut phases: Vec<u64> = (1..=15).map(|r| tick_phase_us(1000, 1, r)).collect();
-        phases.sort_unstable();
-        assert!(phases.windows(2).all(|w| w[1] - w[0] < 150), "{phases:?}");
-        assert!((450..=550).contains(&phases[7]), "the middle one is in the middle: {phases:?}");
-    }
 }

@@ -3,7 +3,9 @@
 //! Exit codes: 0 done, 1 failed (one line on standard error says why), 2 wrong usage.
 
 mod append;
+mod bench;
 mod demo;
+mod grid;
 mod nodes;
 mod output;
 mod profile;
@@ -106,6 +108,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(Stop::ReaderGone) => ExitCode::SUCCESS,
+        Err(Stop::Told) => ExitCode::FAILURE,
         Err(Stop::Failed(text)) => {
             eprintln!("antelog: {text}");
             ExitCode::FAILURE
@@ -118,6 +121,8 @@ pub fn main() -> ExitCode {
 pub enum Stop {
     /// Whoever read our output is gone (`| head`): no error.
     ReaderGone,
+    /// The output has told already what is wrong.
+    Told,
     /// One line: what, where, what to do.
     Failed(String),
 }

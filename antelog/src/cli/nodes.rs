@@ -59,7 +59,9 @@ pub fn embedded_config(shards: u16, clients: &str, quota: u32) -> Config {
         policy: PolicyConfig::default(),
         cluster: Default::default(),
         launch: Default::default(),
-        shards: (0..shards).map(|id| ShardEntry { id, quota, standby: false, tick_phase_us: None }).collect(),
+        shards: (0..shards)
+            .map(|id| ShardEntry { id, quota, standby: false, tick_phase_us: None, report_delay_us: 0 })
+            .collect(),
         nodes: vec![NodeEntry {
             id: 0,
             role: Role::Sequencer,

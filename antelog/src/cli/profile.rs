@@ -11,6 +11,8 @@ use super::{Outcome, Stop, output};
 pub enum ProfileCommand {
     /// What the network alone costs on the cores the demo uses: 4 KiB → 64 B round trips, spinning and parked
     Floor(FloorArgs),
+    /// Whether speculation ever loses: fixed beside free-event ordering over durations of computation and scenarios
+    Grid(super::grid::GridArgs),
 }
 
 #[derive(Args)]
@@ -25,7 +27,13 @@ pub struct FloorArgs {
 
 /// Runs `profile`.
 pub fn run(command: &ProfileCommand) -> Outcome {
-    let ProfileCommand::Floor(args) = command;
+    match command {
+        ProfileCommand::Floor(args) => floor(args),
+        ProfileCommand::Grid(args) => super::grid::run(args),
+    }
+}
+
+fn floor(args: &FloorArgs) -> Outcome {
     if !(args.seconds > 0.0 && args.seconds <= 3600.0) {
         return Err(Stop::Failed(format!("--seconds {}: expected more than 0", args.seconds)));
     }

@@ -209,9 +209,13 @@ impl Assembler<'_> {
             .map_err(|e| format!("no memory for {what}'s log region of {bytes} bytes: {e}; lower cluster.region_bytes"))
     }
 
+    fn entry(&self, shard: ShardId) -> Option<&ShardEntry> {
+        self.config.shards.iter().find(|entry| entry.id == shard.0)
+    }
+
     fn shard_config(&self, shard: ShardId, backups: usize) -> Result<ShardConfig, String> {
         let (c, policy) = (&self.config.cluster, &self.config.policy);
-        let entry = self.config.shards.iter().find(|s| s.id == shard.0);
+        let entry = self.entry(shard);
         let tick_ns = c.tick_us * 1000;
         Ok(ShardConfig {
             shard,
@@ -256,6 +260,7 @@ impl Assembler<'_> {
             controls.push(Region::new(CONTROL_BYTES).map_err(queue)?);
         }
         let config = self.shard_config(shard, backups)?;
+        let report_delay_ns = self.entry(shard).map_or(0, |entry| entry.report_delay_us * 1000);
         let counters = self.counters(&name);
         let mailbox = self.door(node, &name, shard_waker);
         let notices = self.notices.clone();
@@ -267,7 +272,7 @@ impl Assembler<'_> {
                 .enumerate()
                 .map(|(number, control)| Mirror::new(PeerId(1 + number as u16), source, region.len(), control));
             let mirrors = mirrors.collect();
-            let parts = ShardParts { config, log, mirrors, gate, mailbox, notices, counters };
+            let parts = ShardParts { config, report_delay_ns, log, mirrors, gate, mailbox, notices, counters };
             Ok(Box::new(ShardAgent::new(parts, transport)) as Box<dyn Agent>)
         }))
     }

@@ -238,6 +238,11 @@ impl Shard {
             return Append::Refused(Refusal::Failed);
         }
         match self.duplicates.judge(client, seq) {
+            // What follows a record that a closed shard refused is refused for the same reason, not as a gap.
+            Verdict::New | Verdict::Refuse(Refusal::Gap { .. }) if self.closed() => match self.open_shard(client) {
+                Some(instead) => Append::Refused(Refusal::Closed { instead }),
+                None => Append::Busy,
+            },
             Verdict::Refuse(refusal) => Append::Refused(refusal),
             Verdict::Retry(lsn) if lsn < self.committed => match self.ledger.position(self.config.shard, lsn) {
                 Some(position) => Append::Bound(position),
@@ -245,10 +250,6 @@ impl Shard {
                 None => Append::Refused(Refusal::Forgotten),
             },
             Verdict::Retry(_) => Append::Waiting,
-            Verdict::New if self.closed() => match self.open_shard(client) {
-                Some(instead) => Append::Refused(Refusal::Closed { instead }),
-                None => Append::Busy,
-            },
             Verdict::New if self.pending.len() == self.config.pending_max => Append::Busy,
             Verdict::New => Append::Accepted(self.appended),
         }

@@ -43,6 +43,9 @@ fn a_good_file_is_read_and_printed_in_full_and_reads_back_the_same() {
     let config = Config::parse(GOOD, &[]).unwrap();
     assert_eq!((config.cluster.tick_us, config.cluster.window_cuts, config.shards[0].quota), (500, 100, 4));
     assert_eq!(Config::parse(&config.to_string(), &[]), Ok(config));
+    let slow = Config::parse(&GOOD.replace("quota = 4", "quota = 4\nreport_delay_us = 5000"), &[]).unwrap();
+    assert_eq!(slow.shards[0].report_delay_us, 5000);
+    assert_eq!(Config::parse(&slow.to_string(), &[]), Ok(slow));
 }
 
 #[test]
@@ -62,6 +65,7 @@ fn impossible_values_are_refused_in_one_line() {
         ("beat = \"paper\"", "late_ticks = 0", "policy.late_ticks must be 1 to 1000000, not 0"),
         ("quota = 4", "standby = true", "every shard stands by"),
         ("quota = 4", "quota = 0", "shard 0: quota must be 1 to 1048576, not 0"),
+        ("quota = 4", "report_delay_us = 10000001", "shard 0: report_delay_us must be 0 to 10000000, not 10000001"),
         ("role = \"primary\"", "role = \"backup\"", "shard 0 has 0 primaries"),
         ("clients = \"[::1]:7411\"", "", "node 1: a primary needs the key 'clients'"),
         ("clients = \"[::1]:7411\"", "clients = \"::1:7411\"", "write an IPv6 address in brackets, like [::1]:7411"),

@@ -33,6 +33,9 @@ const LAG_BYTES_MAX: u64 = 8 << 20;
 pub struct ShardParts<L> {
     /// The protocol's options.
     pub config: ShardConfig,
+    /// Every report is held back this long, in nanoseconds: see
+    /// [`report_delay_us`](crate::config::ShardEntry::report_delay_us).
+    pub report_delay_ns: u64,
     /// The log.
     pub log: LogWriter,
     /// One mirror a backup, in the order of the protocol's backups.
@@ -95,6 +98,9 @@ pub struct ShardAgent<T: Transport> {
     sequencer_connected: bool,
     /// The newest report that has not left.
     report: Option<Report>,
+    report_delay_ns: u64,
+    /// When the report that is held back may leave; a newer one that takes its place does not wait anew.
+    report_due_ns: Option<u64>,
     /// A question for the sequencer that has not left.
     read_index: Option<u64>,
     /// The newest question that was not answered: asked again on a new connection.
@@ -161,6 +167,8 @@ impl<T: Transport> ShardAgent<T> {
             notices: parts.notices,
             sequencer_connected: false,
             report: None,
+            report_delay_ns: parts.report_delay_ns,
+            report_due_ns: None,
             read_index: None,
             asked: None,
             events: vec![Event::Notified { peer: SEQUENCER, value: 0 }; 64].into_boxed_slice(),
@@ -352,9 +360,13 @@ impl<T: Transport> ShardAgent<T> {
         if self.sequencer_connected {
             let mut buffer = [0; NODE_MESSAGE_BYTES_MAX];
             if let Some(report) = self.report {
+                let due_ns = *self.report_due_ns.get_or_insert(now_ns + self.report_delay_ns);
                 let len = NodeMessage::Report(report).encode(&mut buffer);
-                if self.transport.send(SEQUENCER, &buffer[..len]).is_ok() {
-                    self.report = None;
+                if due_ns <= now_ns {
+                    self.report_due_ns = None;
+                    if self.transport.send(SEQUENCER, &buffer[..len]).is_ok() {
+                        self.report = None;
+                    }
                 }
             }
             if let Some(token) = self.read_index {
@@ -412,7 +424,9 @@ impl<T: Transport> Agent for ShardAgent<T> {
     }
 
     fn deadline_ns(&self) -> Option<u64> {
-        Some(self.shard.deadline_ns())
+        let shard_ns = self.shard.deadline_ns();
+        let held_ns = self.report_due_ns.filter(|_| self.sequencer_connected);
+        Some(held_ns.map_or(shard_ns, |held_ns| held_ns.min(shard_ns)))
     }
 
     fn wait_fds(&self, fds: &mut Vec<RawFd>) {

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::gain::{Gain, Model};
 use super::{Demo, ModeResult};
+use crate::load::mean_rate_per_s;
 use crate::outside::OutsideLoad;
 use crate::stats::{Series, Spread, Summary, Totals};
 
@@ -81,11 +82,42 @@ fn write_gain(text: &mut String, free: Ordering, gain: &Gain) {
     wrap(text, &format!("                         fixed = max(D + O, D + Q + C) = {fixed} = {fixed_us:.0} µs"));
 }
 
+/// `1 shard`, `2 shards`.
+pub(crate) fn plural(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// What went wrong with a mode's records, if anything.
+pub(crate) fn wrongs(result: &ModeResult) -> Option<String> {
+    let Totals { refused, disconnects, foreign, unfinished, moved, .. } = result.measured.totals;
+    let counts = [
+        (unfinished, "records not finished in time"),
+        (refused, "records refused"),
+        (moved, "records moved to another shard"),
+        (disconnects, "connections lost"),
+        (foreign, "records of others"),
+    ];
+    let wrong: Vec<String> = counts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+    (!wrong.is_empty()).then(|| format!("NOTE {}: {}", result.mode.name(), wrong.join(", ")))
+}
+
+/// What else the machine did meanwhile.
+pub(crate) fn outside(load: Option<OutsideLoad>) -> String {
+    match load {
+        Some(OutsideLoad { load_average_before, busy_cores, steal_share, cores }) => format!(
+            "outside load: load average {load_average_before:.2} before; meanwhile others kept {busy_cores:.2} of {} \
+             busy, {:.1} % stolen",
+            plural(cores, "core"),
+            steal_share * 100.0
+        ),
+        None => "outside load: not known on this system".to_owned(),
+    }
+}
+
 /// Under what circumstances this was measured, and what went wrong.
 fn about(demo: &Demo) -> Vec<String> {
     let config = &demo.config;
     let labels = &config.labels;
-    let plural = |count: usize, noun: &str| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
     let mut lines = vec![
         format!(
             "transport {}, durability {}, launch {}, {}; {}, each {} records/s of {} bytes; {}, compute {} µs \
@@ -94,8 +126,8 @@ fn about(demo: &Demo) -> Vec<String> {
             labels.durability,
             labels.launch,
             plural(labels.cores, "core"),
-            plural(config.load.shards.len(), "shard"),
-            config.load.rate_per_s,
+            plural(config.load.writers.len(), "shard"),
+            mean_rate_per_s(&config.load.writers),
             config.load.record_bytes,
             if config.merged { "one consumer of the merged order" } else { "one consumer per shard" },
             config.consumer.compute_ns as f64 / 1e3,
@@ -111,40 +143,25 @@ fn about(demo: &Demo) -> Vec<String> {
             demo.split.warm_up_ns as f64 / 1e9,
         ),
     ];
-    lines.push(match demo.outside {
-        Some(OutsideLoad { load_average_before, busy_cores, steal_share, cores }) => format!(
-            "outside load: load average {load_average_before:.2} before; meanwhile others kept {busy_cores:.2} of {} \
-             busy, {:.1} % stolen",
-            plural(cores, "core"),
-            steal_share * 100.0
-        ),
-        None => "outside load: not known on this system".to_owned(),
-    });
-    for result in &demo.modes {
-        let Totals { refused, disconnects, foreign, unfinished, .. } = result.measured.totals;
-        let counts = [
-            (unfinished, "records not finished in time"),
-            (refused, "records refused"),
-            (disconnects, "connections lost"),
-            (foreign, "records of others"),
-        ];
-        let wrong: Vec<String> = counts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
-        if !wrong.is_empty() {
-            lines.push(format!("NOTE {}: {}", result.mode.name(), wrong.join(", ")));
-        }
-    }
+    lines.push(outside(demo.outside));
+    lines.extend(demo.modes.iter().filter_map(wrongs));
     lines.extend(demo.failures.iter().map(|failure| format!("FAILED {failure}")));
     lines
 }
 
 /// Adds a line, broken between words where it would be too wide.
 fn wrap(text: &mut String, line: &str) {
+    wrap_by(text, line, 2);
+}
+
+/// As [`wrap`], with what follows the first break indented by so many columns.
+pub(crate) fn wrap_by(text: &mut String, line: &str, indent: usize) {
     let mut width = 0;
     for (index, word) in line.split(' ').enumerate() {
         let length = word.chars().count();
         if index > 0 && width + 1 + length > WIDTH {
-            text.push_str("\n  ");
-            width = 2;
+            let _ = write!(text, "\n{:indent$}", "");
+            width = indent;
         } else if index > 0 {
             text.push(' ');
             width += 1;
@@ -181,8 +198,9 @@ struct Json<'a> {
     failures: &'a [String],
 }
 
+/// A mode's figures.
 #[derive(Serialize)]
-struct JsonMode {
+pub(crate) struct JsonMode {
     append: Summary,
     delivery: Summary,
     confirm: Summary,
@@ -194,9 +212,13 @@ struct JsonMode {
     queue_us: f64,
     compute_us: f64,
     no_op_share: f64,
+    /// What the cluster counted, by name, without warm-ups and draining.
+    counted: BTreeMap<String, u64>,
+    counted_in_warm_ups: BTreeMap<String, u64>,
     failed: u64,
     totals: Totals,
     repetitions: usize,
+    e2e_mean_spread: Option<Spread>,
     delivery_p50_spread: Option<Spread>,
     e2e_p50_spread: Option<Spread>,
 }
@@ -210,7 +232,7 @@ struct JsonGain {
 }
 
 impl JsonMode {
-    fn of(result: &ModeResult) -> JsonMode {
+    pub(crate) fn of(result: &ModeResult) -> JsonMode {
         let [append, delivery, confirm, e2e] = latencies(result).map(|(_, series)| series.summary());
         let measured = &result.measured;
         let spread = |figure: fn(&super::Repetition) -> f64| {
@@ -227,9 +249,12 @@ impl JsonMode {
             queue_us: measured.queue.mean_us(),
             compute_us: measured.compute.mean_us(),
             no_op_share: result.counted.no_op_share(),
+            counted: result.counted.by_name().clone(),
+            counted_in_warm_ups: result.counted_before.by_name().clone(),
             failed: measured.totals.failed,
             totals: measured.totals,
             repetitions: result.repetitions.len(),
+            e2e_mean_spread: spread(|r| r.e2e_mean_us),
             delivery_p50_spread: spread(|r| r.delivery_p50_us),
             e2e_p50_spread: spread(|r| r.e2e_p50_us),
         }
@@ -247,8 +272,8 @@ pub fn json(demo: &Demo) -> String {
         durability: &config.labels.durability,
         launch: &config.labels.launch,
         cores: config.labels.cores,
-        shards: config.load.shards.len(),
-        rate_per_s: config.load.rate_per_s,
+        shards: config.load.writers.len(),
+        rate_per_s: mean_rate_per_s(&config.load.writers),
         record_bytes: config.load.record_bytes,
         compute_us: config.consumer.compute_ns as f64 / 1e3,
         compute_kind: config.consumer.kind.name(),

@@ -2,83 +2,11 @@
 
 use super::*;
 use crate::consumer::Compute;
-use crate::fake::{FakeLog, Latencies, MS, Stepper, US, VirtualClock};
-use crate::load::Arrivals;
-use antelog_protocol::ShardId;
-
-/// Fixed delivers at 400 µs and binds at 1000; free-event delivers bound at 1100, free-tick at 1500. Every other
-/// repetition is slower by a factor.
-struct FakeBench {
-    clock: VirtualClock,
-    stepper: Stepper,
-    mode: Ordering,
-    started: Vec<(Ordering, u32)>,
-    stopped: usize,
-    fail: Option<(Ordering, u32)>,
-    /// Cluster counters, given at the end of the warm-up and of the load in turn.
-    at_end: bool,
-}
-
-impl FakeBench {
-    fn new() -> FakeBench {
-        let clock = VirtualClock::default();
-        let stepper = Stepper { clock: clock.clone(), step_ns: 50 * US, counted: Vec::new() };
-        let (started, fail) = (Vec::new(), None);
-        FakeBench { clock, stepper, mode: Ordering::Fixed, started, stopped: 0, fail, at_end: false }
-    }
-}
-
-impl Host for FakeBench {
-    fn idle(&mut self, work: usize, until_ns: u64) {
-        self.stepper.idle(work, until_ns);
-    }
-
-    fn counted(&mut self) -> Counted {
-        self.at_end = !self.at_end;
-        match (self.at_end, self.mode) {
-            (true, _) => Counted { record_slots: 50, no_op_slots: 50 },
-            (false, Ordering::Fixed) => Counted { record_slots: 146, no_op_slots: 54 },
-            (false, _) => Counted { record_slots: 146, no_op_slots: 50 },
-        }
-    }
-}
-
-impl Bench for FakeBench {
-    type Log = FakeLog;
-
-    fn start(&mut self, mode: Ordering, repetition: u32) -> Result<FakeLog, String> {
-        self.started.push((mode, repetition));
-        if self.fail == Some((mode, repetition)) {
-            return Err("no such luck".to_owned());
-        }
-        self.mode = mode;
-        let (deliver_us, confirm_us) = match mode {
-            Ordering::Fixed | Ordering::Auto => (400, 1000),
-            Ordering::FreeEvent => (1100, 1100),
-            Ordering::FreeTick => (1500, 1500),
-        };
-        let ns = |us: u64| us * US * if repetition == 1 && mode == Ordering::FreeEvent { 2 } else { 1 };
-        let acknowledge_ns = ns(confirm_us + 100);
-        Ok(FakeLog::new(
-            &self.clock,
-            Latencies { deliver_ns: ns(deliver_us), confirm_ns: ns(confirm_us), acknowledge_ns },
-        ))
-    }
-
-    fn stop(&mut self, _log: FakeLog) -> Result<(), String> {
-        self.stopped += 1;
-        Ok(())
-    }
-}
+use crate::fake::{FakeBench, MS, US, VirtualClock};
+use crate::load::{Arrivals, even_writers};
 
 fn config(modes: &[Ordering], repetitions: u32) -> DemoConfig {
-    let load = LoadConfig {
-        shards: vec![ShardId(0), ShardId(1)],
-        rate_per_s: 200.0,
-        record_bytes: 4096,
-        arrivals: Arrivals::Regular,
-        seed: 3,
-    };
+    let load = LoadConfig { writers: even_writers(2, 200.0), record_bytes: 4096, arrivals: Arrivals::Regular, seed: 3 };
     DemoConfig {
         modes: modes.to_vec(),
         repetitions,
@@ -87,6 +15,7 @@ fn config(modes: &[Ordering], repetitions: u32) -> DemoConfig {
         drain_ns: 50 * MS,
         load,
         merged: true,
+        hog: None,
         consumer: ConsumerConfig { compute_ns: 500 * US, workers: 1, kind: Compute::Timed },
         seed: 11,
         quiet: true,
@@ -102,7 +31,7 @@ fn assert_close(actual: f64, expected: f64) {
 
 #[test]
 fn every_repetition_runs_each_mode_once_in_random_order() {
-    let mut bench = FakeBench::new();
+    let mut bench = FakeBench::new(&VirtualClock::default());
     let clock = bench.clock.clone();
     run(&mut bench, &clock, config(&ALL, 8)).unwrap();
     assert_eq!((bench.started.len(), bench.stopped), (24, 24));
@@ -112,7 +41,7 @@ fn every_repetition_runs_each_mode_once_in_random_order() {
         assert!(ALL.iter().all(|mode| chunk.contains(&(*mode, number as u32))));
     }
     assert!(orders.iter().any(|order| *order != orders[0]), "the order never changes");
-    let mut again = FakeBench::new();
+    let mut again = FakeBench::new(&VirtualClock::default());
     let clock = again.clock.clone();
     run(&mut again, &clock, config(&ALL, 8)).unwrap();
     assert_eq!(again.started, bench.started);
@@ -120,7 +49,7 @@ fn every_repetition_runs_each_mode_once_in_random_order() {
 
 #[test]
 fn gains_order_paths_and_predictions_follow_from_the_script() {
-    let mut bench = FakeBench::new();
+    let mut bench = FakeBench::new(&VirtualClock::default());
     let clock = bench.clock.clone();
     let demo = run(&mut bench, &clock, config(&ALL, 3)).unwrap();
     // 200 ms measured × 2 shards × 200 records/s × 3 repetitions.
@@ -145,12 +74,12 @@ fn gains_order_paths_and_predictions_follow_from_the_script() {
     assert_close(gain.e2e_predicted, 1.6);
     assert_close(demo.gain(Ordering::FreeTick).unwrap().e2e_predicted, 2.0);
     assert_close(fixed.counted.no_op_share(), 0.04);
-    assert_eq!((tick.counted.no_op_share(), event.counted.record_slots), (0.0, 288));
+    assert_eq!((tick.counted.no_op_share(), event.counted.total("shard", "records")), (0.0, 288));
 }
 
 #[test]
 fn the_table_fits_and_says_what_was_measured() {
-    let mut bench = FakeBench::new();
+    let mut bench = FakeBench::new(&VirtualClock::default());
     bench.fail = Some((Ordering::Fixed, 1));
     let clock = bench.clock.clone();
     let mut demo = run(&mut bench, &clock, config(&ALL, 3)).unwrap();
@@ -189,7 +118,7 @@ fn the_table_fits_and_says_what_was_measured() {
 
 #[test]
 fn json_has_the_promised_shape() {
-    let mut bench = FakeBench::new();
+    let mut bench = FakeBench::new(&VirtualClock::default());
     let clock = bench.clock.clone();
     let demo = run(&mut bench, &clock, config(&ALL, 2)).unwrap();
     let json: serde_json::Value = serde_json::from_str(&report::json(&demo)).unwrap();
@@ -214,7 +143,7 @@ fn json_has_the_promised_shape() {
 
 #[test]
 fn a_free_mode_alone_has_no_gain_and_no_order_path() {
-    let mut bench = FakeBench::new();
+    let mut bench = FakeBench::new(&VirtualClock::default());
     let clock = bench.clock.clone();
     let demo = run(&mut bench, &clock, config(&[Ordering::FreeEvent], 1)).unwrap();
     assert_eq!((demo.modes[0].order_path_us, demo.gain(Ordering::FreeEvent)), (None, None));
@@ -224,7 +153,7 @@ fn a_free_mode_alone_has_no_gain_and_no_order_path() {
 
 #[test]
 fn a_mode_without_a_single_success_is_an_error() {
-    let mut bench = FakeBench::new();
+    let mut bench = FakeBench::new(&VirtualClock::default());
     bench.fail = Some((Ordering::Fixed, 0));
     let clock = bench.clock.clone();
     let why = run(&mut bench, &clock, config(&ALL, 1)).unwrap_err();

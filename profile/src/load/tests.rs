@@ -6,7 +6,7 @@ use crate::fake::{FakeLog, Latencies, MS, US, VirtualClock};
 const LATENCIES: Latencies = Latencies { deliver_ns: MS, confirm_ns: MS, acknowledge_ns: MS };
 
 fn config(shards: u16, rate_per_s: f64, arrivals: Arrivals) -> LoadConfig {
-    LoadConfig { shards: (0..shards).map(ShardId).collect(), rate_per_s, record_bytes: 64, arrivals, seed: 7 }
+    LoadConfig { writers: even_writers(shards, rate_per_s), record_bytes: 64, arrivals, seed: 7 }
 }
 
 /// What was handed to a log, as (shard, intended, sent).
@@ -87,6 +87,68 @@ fn a_backlog_is_sent_in_bursts() {
 }
 
 #[test]
+fn bursts_come_at_once_at_the_mean_rate_with_a_phase_from_the_seed() {
+    let times = |seed| {
+        let clock = VirtualClock::default();
+        clock.advance(10 * MS);
+        let config = LoadConfig { seed, ..config(2, 1000.0, Arrivals::Bursts(3)) };
+        let mut load = Load::new(&config, 1, 0, 10 * MS).unwrap();
+        let mut log = Taker(Vec::new(), usize::MAX);
+        while load.next_ns().is_some() {
+            load.send(&mut log, &clock).unwrap();
+        }
+        log.0.into_iter().map(|(shard, intended_ns, _)| (shard, intended_ns)).collect::<Vec<(u16, u64)>>()
+    };
+    // Three records every 3 ms; the phases that seed 7 gives to the two writers are 2_164_525 and 1_527_328 ns.
+    let bursts = [(1, 1_527_328), (0, 2_164_525), (1, 4_527_328), (0, 5_164_525), (1, 7_527_328), (0, 8_164_525)];
+    let expected: Vec<(u16, u64)> = bursts.into_iter().flat_map(|burst| [burst; 3]).collect();
+    assert_eq!(times(7), expected);
+    assert_ne!(times(8), expected);
+}
+
+#[test]
+fn uneven_rates_have_the_mean() {
+    let rates = |shards| uneven_writers(shards, 10_000.0).iter().map(|w| w.rate_per_s).collect::<Vec<f64>>();
+    assert_eq!(rates(2), [2_000.0, 18_000.0]);
+    assert_eq!(rates(4), [4_000.0, 16_000.0, 4_000.0, 16_000.0]);
+    assert_eq!(rates(3), [5_000.0, 20_000.0, 5_000.0]);
+    assert_eq!(rates(1), [10_000.0]);
+    assert_eq!(mean_rate_per_s(&uneven_writers(2, 10_000.0)), 10_000.0);
+    let clock = VirtualClock::default();
+    clock.advance(4 * MS);
+    let config = LoadConfig { writers: uneven_writers(2, 1000.0), ..config(2, 1.0, Arrivals::Regular) };
+    let mut load = Load::new(&config, 1, 0, 4 * MS).unwrap();
+    let mut log = Taker(Vec::new(), usize::MAX);
+    load.send(&mut log, &clock).unwrap();
+    // Every 5 ms to shard 0 and every 555.6 µs to shard 1, half of that after the start.
+    let ns = [277_778, 833_333, 1_388_889, 1_944_444, 2_500_000, 3_055_556, 3_611_111];
+    let expected: Vec<(u16, u64)> = [(0, 0)].into_iter().chain(ns.map(|ns| (1, ns))).collect();
+    assert_eq!(log.0.iter().map(|(shard, ns, _)| (*shard, *ns)).collect::<Vec<(u16, u64)>>(), expected);
+}
+
+#[test]
+fn a_moved_record_keeps_its_intended_time_and_goes_first() {
+    let clock = VirtualClock::default();
+    clock.advance(2 * MS);
+    let mut load = Load::new(&config(2, 1000.0, Arrivals::Regular), 1, 0, 2 * MS).unwrap();
+    let mut log = Taker(Vec::new(), usize::MAX);
+    assert_eq!(load.send(&mut log, &clock), Ok(4));
+    // Shard 0 refuses what was due at 0 and at 1 ms; there is no writer for shard 9.
+    let stamps = [0, 1].map(|seq| load.settle(ShardId(0), seq).unwrap());
+    assert!(!load.move_to(ShardId(9), stamps[0]));
+    assert!(stamps.into_iter().all(|stamp| load.move_to(ShardId(1), stamp)));
+    assert_eq!((load.next_ns(), load.outstanding()), (Some(0), 2));
+    clock.advance(MS);
+    assert_eq!(load.send(&mut log, &clock), Ok(2));
+    assert_eq!(log.0[4..], [(1, 0, 3 * MS), (1, MS, 3 * MS)]);
+    assert_eq!((load.next_ns(), load.outstanding(), load.sent()), (None, 4, 6));
+    // What was moved and never sent is left, too.
+    let stamp = load.settle(ShardId(1), 0).unwrap();
+    assert!(load.move_to(ShardId(0), stamp));
+    assert_eq!((load.abandon(), load.next_ns()), (1, None));
+}
+
+#[test]
 fn poisson_arrivals_have_the_rate_and_depend_on_the_seed_only() {
     let intended = |seed| {
         let clock = VirtualClock::default();
@@ -133,6 +195,7 @@ fn nonsense_is_refused_with_a_reason() {
     assert!(reason(config(0, 1.0, Arrivals::Regular)).contains("no shard"));
     assert!(reason(config(1, 0.0, Arrivals::Regular)).contains("rate of 0"));
     assert!(reason(config(1, f64::NAN, Arrivals::Regular)).contains("rate of NaN"));
+    assert!(reason(config(1, 1.0, Arrivals::Bursts(0))).contains("at least 1 record"));
     assert!(reason(LoadConfig { record_bytes: 23, ..config(1, 1.0, Arrivals::Regular) }).contains("time stamps"));
     assert_eq!(Stamp::of(&[0; 23]), None);
 }
