@@ -9,7 +9,7 @@ use antelog_profile::log::RealClock;
 use antelog_protocol::Ordering;
 use clap::Args;
 
-use super::bench::{self, EmbeddedBench, Layout, RECORD_BYTES};
+use super::embedded::{self, EmbeddedBench, Layout, RECORD_BYTES};
 use super::{Outcome, Stop, output};
 
 #[derive(Args)]
@@ -50,12 +50,12 @@ pub struct DemoArgs {
 pub fn run(args: &DemoArgs) -> Outcome {
     output::check_writable(args.json.as_deref())?;
     let layout = Layout::of(args.shards);
-    let config = bench::config(args.shards, args.rate, &layout, &args.set)?;
-    bench::check_rate(args.rate)?;
+    let config = embedded::config(args.shards, args.rate, &layout, &args.set)?;
+    embedded::check_rate(args.rate)?;
     if !(args.compute_ms >= 0.0 && args.compute_ms <= 10_000.0) {
         return Err(Stop::Failed(format!("--compute-ms {}: expected milliseconds up to 10000", args.compute_ms)));
     }
-    let seed = bench::random_seed()?;
+    let seed = embedded::random_seed()?;
     let demo = DemoConfig {
         modes: vec![Ordering::FreeTick, Ordering::FreeEvent, Ordering::Fixed],
         repetitions: args.repetitions,
@@ -77,10 +77,10 @@ pub fn run(args: &DemoArgs) -> Outcome {
         hog: None,
         seed,
         quiet: false,
-        labels: bench::labels(&config),
+        labels: embedded::labels(&config),
     };
     let mut bench = EmbeddedBench::new(config, &layout, Default::default());
-    let result = bench::on_client_core(&layout, move || demo::run(&mut bench, &RealClock, demo))??;
+    let result = embedded::on_client_core(&layout, move || demo::run(&mut bench, &RealClock, demo))??;
     output::print(report::table(&result).trim_end())?;
     if let Some(path) = &args.json {
         output::write_file(path, &format!("{:#}\n", report::json(&result)))?;

@@ -14,7 +14,7 @@ use clap::Args;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-use super::bench::{self, EmbeddedBench, Layout, RECORD_BYTES};
+use super::embedded::{self, EmbeddedBench, Layout, RECORD_BYTES};
 use super::{Outcome, Stop, output};
 
 /// Longest computation in milliseconds.
@@ -92,7 +92,7 @@ pub fn run(args: &GridArgs) -> Outcome {
         Ok(EmbeddedBench::new(config, &layout, interrupted.clone()))
     };
     let tell = move |result: &CellResult| output::print(&report::cell(result, limit));
-    let (grid, told) = bench::on_client_core(&layout, move || grid::run(&RealClock, config, start, tell))??;
+    let (grid, told) = embedded::on_client_core(&layout, move || grid::run(&RealClock, config, start, tell))??;
     write_json(args, &grid)?;
     told?;
     output::print(report::summary(&grid).trim_end())?;
@@ -107,7 +107,7 @@ fn write_json(args: &GridArgs, grid: &Grid) -> Outcome {
 }
 
 fn cluster_config(cell: &Cell, shards: u16, layout: &Layout, set: &[String]) -> Result<Config, String> {
-    let mut config = bench::config(shards, mean_rate_per_s(&cell.writers), layout, set)?;
+    let mut config = embedded::config(shards, mean_rate_per_s(&cell.writers), layout, set)?;
     if cell.scenario == Scenario::SlowShard
         && let Some(last) = config.shards.last_mut()
     {
@@ -117,7 +117,7 @@ fn cluster_config(cell: &Cell, shards: u16, layout: &Layout, set: &[String]) -> 
 }
 
 fn grid_config(args: &GridArgs, layout: &Layout) -> Result<GridConfig, Stop> {
-    bench::check_rate(args.rate)?;
+    embedded::check_rate(args.rate)?;
     let wrong = |text: String| Err(Stop::Failed(text));
     if !(args.limit > 0.0 && args.limit.is_finite()) {
         return wrong(format!("--limit {}: expected a ratio above 0", args.limit));
@@ -129,9 +129,9 @@ fn grid_config(args: &GridArgs, layout: &Layout) -> Result<GridConfig, Stop> {
     if !(seconds > 0.0 && seconds <= 3600.0) {
         return wrong(format!("--seconds {seconds}: expected more than 0"));
     }
-    let cluster = bench::config(args.shards, args.rate, layout, &args.set)?;
+    let cluster = embedded::config(args.shards, args.rate, layout, &args.set)?;
     let hog = HogConfig { core: args.hog_core.or(layout.client_core).unwrap_or_default(), duty: args.hog_duty / 100.0 };
-    let labels = bench::labels(&cluster);
+    let labels = embedded::labels(&cluster);
     if hog.core >= labels.cores {
         return wrong(format!(
             "--hog-core {}: this process may use {} core(s), numbered from 0",
@@ -157,7 +157,7 @@ fn grid_config(args: &GridArgs, layout: &Layout) -> Result<GridConfig, Stop> {
         workers: args.workers.into(),
         hog,
         limit: args.limit,
-        seed: args.seed.map_or_else(bench::random_seed, Ok)?,
+        seed: args.seed.map_or_else(embedded::random_seed, Ok)?,
         quiet: !std::io::IsTerminal::is_terminal(&std::io::stderr()),
         labels,
     })
