@@ -8,10 +8,12 @@
 //! * [`stats`] — the histograms.
 //! * [`run`] — writers and consumer in one loop, for a given time.
 //! * [`demo`] — modes beside each other: interleaved repetitions, gains, and the model's prediction next to them.
+//! * [`bench`] — how many records a cluster moves, one record beside the bare network, and an idle cluster.
 //! * [`floor`] — what loopback sockets and memory alone cost on the same cores.
 //! * [`outside`] — what else the machine was doing meanwhile.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod consumer;
 pub mod demo;
 #[cfg(test)]

@@ -52,6 +52,14 @@ impl Watch {
     }
 }
 
+/// Length of a tick of `/proc/self/stat` in seconds: `USER_HZ`, which is 100 on every architecture Linux runs this on.
+const TICK_S: f64 = 0.01;
+
+/// Seconds of processor time that this process has used so far; `None` where the system has no `/proc`.
+pub fn own_cpu_s() -> Option<f64> {
+    read_ticks().map(|ticks| ticks.own as f64 * TICK_S)
+}
+
 fn outside(load_average_before: f64, start: Ticks, end: Ticks) -> OutsideLoad {
     let total = end.total.saturating_sub(start.total).max(1) as f64;
     let own = end.own.saturating_sub(start.own);

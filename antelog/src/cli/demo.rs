@@ -1,29 +1,19 @@
 //! `demo`: fixed ordering with speculation beside free ordering, on fresh embedded clusters, with a real client.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use antelog::cluster::{Cluster, Nodes};
-use antelog::{ClientOptions, DrivenSession, driven_session};
-use antelog_core::client::session::AppendError;
-use antelog_core::client::{Record, SessionHandler, Slot, SubscriptionId};
 use antelog_core::config::Config;
-use antelog_core::log::Retention;
 use antelog_core::node::launch::cores;
-use antelog_core::node::{Idle, LaunchMode, now_ns};
 use antelog_profile::consumer::{Compute, ConsumerConfig};
 use antelog_profile::demo::{self, Bench, DemoConfig, Labels, report};
 use antelog_profile::load::{Arrivals, LoadConfig};
-use antelog_profile::log::{Counted, Host, Log, LogError, RealClock};
-use antelog_protocol::client::{Event, Scope};
-use antelog_protocol::{Ordering, Position, Refusal, ShardId};
+use antelog_profile::log::{Counted, Host, RealClock};
+use antelog_protocol::{Ordering, ShardId};
 use clap::Args;
 
-use super::nodes::embedded_config;
+use super::embedded::{EmbeddedLog, Layout, layout, measured_config};
 use super::{Outcome, Stop, output};
-
-/// Time for a fresh cluster to answer its first client.
-const CONNECT_TIME: Duration = Duration::from_secs(5);
 
 #[derive(Args)]
 pub struct DemoArgs {
@@ -67,46 +57,6 @@ struct DemoBench {
     cluster: Option<Cluster>,
 }
 
-/// One client of one cluster.
-struct DemoLog {
-    session: DrivenSession,
-}
-
-impl Log for DemoLog {
-    fn append(&mut self, shard: ShardId, record: &[u8]) -> Result<u64, LogError> {
-        self.session.append(shard, record).map_err(|error| match error {
-            AppendError::Full | AppendError::NotConnectedYet => LogError::Full,
-            other => LogError::Failed(other.to_string()),
-        })
-    }
-
-    fn subscribe(&mut self, scope: Scope, from: Position) -> SubscriptionId {
-        self.session.subscribe(scope, from)
-    }
-
-    fn poll<H: SessionHandler>(&mut self, now_ns: u64, handler: &mut H) -> usize {
-        self.session.duty_cycle(now_ns, handler)
-    }
-}
-
-/// Waits for the first connection.
-#[derive(Default)]
-struct Connecting {
-    error: Option<String>,
-}
-
-impl SessionHandler for Connecting {
-    fn on_acknowledged(&mut self, _: ShardId, _: u64, _: Position) {}
-    fn on_refused(&mut self, _: ShardId, _: u64, _: Refusal) {}
-    fn on_event(&mut self, _: SubscriptionId, _: Event<Record>) {}
-    fn on_trimmed(&mut self, _: SubscriptionId, _: Position) {}
-    fn on_read(&mut self, _: u64, _: Position, _: Slot) {}
-    fn on_tail(&mut self, _: u64, _: Position) {}
-    fn on_connection(&mut self, address: &str, error: Option<&str>) {
-        self.error = error.map(|e| format!("{address}: {e}"));
-    }
-}
-
 impl Host for DemoBench {
     fn idle(&mut self, work: usize, _until_ns: u64) {
         match (work, self.yields) {
@@ -125,32 +75,19 @@ impl Host for DemoBench {
 }
 
 impl Bench for DemoBench {
-    type Log = DemoLog;
+    type Log = EmbeddedLog;
 
-    fn start(&mut self, mode: Ordering, repetition: u32) -> Result<DemoLog, String> {
+    fn start(&mut self, mode: Ordering, repetition: u32) -> Result<EmbeddedLog, String> {
         let mut config = self.config.clone();
         for shard in &mut config.shards {
             shard.tick_phase_us = Some(tick_phase_us(config.cluster.tick_us, shard.id, repetition));
         }
         config.cluster.ordering = mode;
         let cluster = Cluster::start(config, Nodes::All, std::sync::Arc::new(|_: &str| {}))?;
-        let seeds = cluster.client_addresses().to_vec();
-        self.cluster = Some(cluster);
-        let mut session = driven_session(&ClientOptions::new(seeds)).map_err(|e| e.to_string())?;
-        let started = Instant::now();
-        let mut connecting = Connecting::default();
-        while session.map().is_none() {
-            session.duty_cycle(now_ns(), &mut connecting);
-            if started.elapsed() > CONNECT_TIME {
-                let why = connecting.error.unwrap_or_else(|| "no answer".into());
-                return Err(format!("the cluster did not come up: {why}"));
-            }
-            std::thread::yield_now();
-        }
-        Ok(DemoLog { session })
+        EmbeddedLog::connect(self.cluster.insert(cluster))
     }
 
-    fn stop(&mut self, log: DemoLog) -> Result<(), String> {
+    fn stop(&mut self, log: EmbeddedLog) -> Result<(), String> {
         drop(log);
         self.cluster.take().and_then(Cluster::stop).map_or(Ok(()), Err)
     }
@@ -164,41 +101,9 @@ fn tick_phase_us(tick_us: u64, shard: u16, repetition: u32) -> u64 {
     (step.fract() * tick_us as f64) as u64
 }
 
-/// How the cluster shares this machine with the client: decided by the number of cores.
-struct Layout {
-    mode: LaunchMode,
-    idle: Idle,
-    /// Core of the client's thread.
-    client_core: Option<usize>,
-}
-
-fn layout(cores: usize, agents: usize) -> Layout {
-    if cores > agents {
-        // A core for every agent and one for the client.
-        Layout { mode: LaunchMode::Dedicated, idle: Idle::Spin, client_core: Some(agents) }
-    } else if cores >= 2 {
-        // The whole cluster spins on one core and the client on another: waking a parked thread costs far more than
-        // a turn of the shared loop.
-        Layout { mode: LaunchMode::Shared, idle: Idle::Spin, client_core: Some(1) }
-    } else {
-        Layout { mode: LaunchMode::Shared, idle: Idle::Yield, client_core: None }
-    }
-}
-
 fn demo_config(args: &DemoArgs, layout: &Layout) -> Result<Config, Stop> {
     let quota = (args.rate * 0.001).round().max(1.0) as u32;
-    let mut config = embedded_config(args.shards, "127.0.0.1:0", quota);
-    let c = &mut config.cluster;
-    c.name = "demo".into();
-    c.record_bytes_max = 8 << 10;
-    c.client_ring_bytes = 1 << 20;
-    c.region_bytes = 16 << 20;
-    c.retention = Retention::Recycle;
-    c.outstanding_max = 4096;
-    c.clients_max = 16;
-    (config.launch.mode, config.launch.idle) = (layout.mode, layout.idle);
-    config.launch.prefault = true;
-    Config::parse(&config.to_string(), &args.set).map_err(|e| Stop::Failed(e.to_string()))
+    measured_config("demo", args.shards, quota, layout, &args.set)
 }
 
 /// Runs `demo`.

@@ -11,6 +11,8 @@ use super::{Outcome, Stop, output};
 pub enum ProfileCommand {
     /// What the network alone costs on the cores the demo uses: 4 KiB → 64 B round trips, spinning and parked
     Floor(FloorArgs),
+    /// What a cluster moves with so many records under way, what one record costs beside the floor, and what idling costs
+    Bench(super::bench::BenchArgs),
 }
 
 #[derive(Args)]
@@ -25,7 +27,13 @@ pub struct FloorArgs {
 
 /// Runs `profile`.
 pub fn run(command: &ProfileCommand) -> Outcome {
-    let ProfileCommand::Floor(args) = command;
+    match command {
+        ProfileCommand::Floor(args) => measure_floor(args),
+        ProfileCommand::Bench(args) => super::bench::run(args),
+    }
+}
+
+fn measure_floor(args: &FloorArgs) -> Outcome {
     if !(args.seconds > 0.0 && args.seconds <= 3600.0) {
         return Err(Stop::Failed(format!("--seconds {}: expected more than 0", args.seconds)));
     }
