@@ -21,6 +21,9 @@ use crate::log::{Clock, Log};
 use crate::outside::{self, OutsideLoad, Watch};
 use crate::stats::Spread;
 
+/// With one record under way: the pause before the next, in nanoseconds.
+const LONE_PAUSE_NS: u64 = 200_000;
+
 /// What to run.
 #[derive(Clone, Debug)]
 pub struct BenchConfig {
@@ -217,6 +220,7 @@ fn closed_config(config: &BenchConfig, window: u64) -> ClosedConfig {
         shards: config.shards.clone(),
         record_bytes: config.record_bytes,
         window,
+        pause_ns: if window == 1 { LONE_PAUSE_NS } else { 0 },
         merged: config.merged && window > 1,
         warm_up_ns: config.measure_ns / 4,
         measure_ns: config.measure_ns,

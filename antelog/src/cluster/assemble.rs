@@ -27,6 +27,10 @@ use antelog_protocol::shard::ShardConfig;
 /// The queue of answers from a shard to its gate, in bytes: all pending acknowledgements and a second of order entries.
 const ANSWERS_BYTES: usize = 4 << 20;
 
+/// The queue of appends from a gate to a shard, in bytes, unless records are large. A cycle's worth: a longer queue would
+/// only move the backlog from the client's ring to here, and its bytes out of the processor's cache.
+const REQUESTS_BYTES_MIN: usize = 512 << 10;
+
 type Mail = MailSender<Admission<TcpLink>>;
 
 /// How to reach an agent from outside its thread.
@@ -205,8 +209,13 @@ impl Assembler<'_> {
 
     fn region(&self, what: &str) -> Result<Arc<Region>, String> {
         let bytes = self.config.cluster.region_bytes;
-        Region::new(bytes)
-            .map_err(|e| format!("no memory for {what}'s log region of {bytes} bytes: {e}; lower cluster.region_bytes"))
+        let region = Region::new(bytes).map_err(|e| {
+            format!("no memory for {what}'s log region of {bytes} bytes: {e}; lower cluster.region_bytes")
+        })?;
+        if self.config.launch.prefault {
+            region.prefault();
+        }
+        Ok(region)
     }
 
     fn shard_config(&self, shard: ShardId, backups: usize) -> Result<ShardConfig, String> {
@@ -235,7 +244,7 @@ impl Assembler<'_> {
         let c = &self.config.cluster;
         let region = self.region(&name)?;
         let log = LogWriter::new(region.clone(), shard, 0, c.retention, c.record_bytes_max as usize);
-        let requests_bytes = (4 * (c.record_bytes_max as usize + 128)).next_power_of_two().max(4 << 20);
+        let requests_bytes = (4 * (c.record_bytes_max as usize + 128)).next_power_of_two().max(REQUESTS_BYTES_MIN);
         let queue = |error: std::io::Error| format!("no memory for {name}'s queues: {error}");
         let (shard_waker, gate_waker) = (self.threads.waker(agent), self.threads.waker(self.gate));
         let (requests, mut shard_requests) = spsc::channel(requests_bytes, shard_waker.clone()).map_err(queue)?;

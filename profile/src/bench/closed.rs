@@ -30,6 +30,9 @@ pub struct ClosedConfig {
     pub record_bytes: usize,
     /// Records under way.
     pub window: u64,
+    /// Nanoseconds between the end of a record and the next one's start. With one record under way it keeps what follows an
+    /// acknowledgement in the cluster from meeting the next record.
+    pub pause_ns: u64,
     /// One subscription to all shards, merged in position order, instead of one for each shard.
     pub merged: bool,
     /// Nanoseconds before the measurement begins.
@@ -199,16 +202,21 @@ pub fn drive<L: Log, C: Clock + Clone>(log: &mut L, clock: &C, config: &ClosedCo
         fault: None,
     };
     let mut record: Vec<u8> = (0..config.record_bytes).map(|at| (at * 7 + at / 256) as u8).collect();
-    let (mut turn, mut done_before) = (0, None);
+    let (mut turn, mut done_before, mut done_last, mut not_before_ns) = (0, None, 0, 0);
     loop {
         let now_ns = clock.now_ns();
         let done = checker.done();
         if now_ns >= from_ns {
             done_before.get_or_insert(done);
         }
-        if now_ns < until_ns {
+        if done != done_last {
+            (done_last, not_before_ns) = (done, now_ns + config.pause_ns);
+        }
+        if now_ns < until_ns && now_ns >= not_before_ns {
             let free = (config.window + done - checker.sent()).min(BURST_MAX);
             send(log, clock, &mut checker, &mut record, &mut turn, free)?;
+        }
+        if now_ns < until_ns {
             checker.finished = done - done_before.unwrap_or(done);
         } else if done == checker.sent() {
             break;
