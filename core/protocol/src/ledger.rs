@@ -263,7 +263,13 @@ impl Ledger {
     /// The position of a shard's slot: bound, or predetermined by a grant. `None` before a grant, for slots that no
     /// free cut has taken yet, and for slots forgotten.
     pub fn position(&self, shard: ShardId, lsn: Lsn) -> Option<Position> {
-        self.spans.iter().rev().find_map(|s| s.position(shard, lsn))
+        self.position_run(shard, lsn).map(|(position, _)| position)
+    }
+
+    /// As [`position`](Self::position), with the number of slots from this one on that have consecutive positions: the rest
+    /// of the shard's part of the cut. For followers of a shard, which look up one slot after the other.
+    pub fn position_run(&self, shard: ShardId, lsn: Lsn) -> Option<(Position, u64)> {
+        self.spans.iter().rev().find_map(|s| s.position_run(shard, lsn))
     }
 
     /// The slot at a position, as far as grants and bound cuts tell.

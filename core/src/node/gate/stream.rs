@@ -86,6 +86,8 @@ pub(super) fn deliver(
         Err(Overrun) => return (delivered, trimmed()),
     };
     let view = ledger.view();
+    // The cursor's position, and how many slots from it on have consecutive ones.
+    let (mut position, mut run) = (Position(0), 0);
     let end = loop {
         if cursor.lsn >= deliverable {
             break Delivery::Caught;
@@ -93,8 +95,11 @@ pub(super) fn deliver(
         if delivered.messages == MESSAGES_PER_CYCLE {
             break Delivery::More;
         }
-        // I13: without a grant there is no position to speculate with.
-        let Some(position) = ledger.position(port.shard, cursor.lsn) else { break Delivery::Caught };
+        if run == 0 {
+            // I13: without a grant there is no position to speculate with.
+            let Some(found) = ledger.position_run(port.shard, cursor.lsn) else { break Delivery::Caught };
+            (position, run) = found;
+        }
         if port.log.check(cursor.at).is_err() {
             // A cursor that waited for its slot may stand at an entry that is gone while the slot itself is there.
             let Ok(found) = port.log.seek(cursor.lsn) else { break trimmed() };
@@ -127,6 +132,7 @@ pub(super) fn deliver(
                 }
                 stream.sent += bytes;
                 cursor = Cursor { at: cursor.at + header.span_bytes() as u64, lsn: cursor.lsn.plus(1) };
+                (position, run) = (position.plus(1), run - 1);
                 delivered.records += 1;
             }
             Item::NoOps { count } => {
@@ -143,6 +149,7 @@ pub(super) fn deliver(
                 }
                 stream.sent += stream_bytes(0);
                 cursor.lsn = cursor.lsn.plus(short.into());
+                run = 0;
             }
         }
         delivered.messages += 1;
