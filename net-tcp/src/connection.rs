@@ -21,7 +21,7 @@ const WHOLE_BYTES: usize = 512;
 /// What a receive asks for beyond the rest of a write under way. A few records of 4 KiB with their frames come in one
 /// piece: copying them costs less than one more system call. Of a long write the rest, once its header was read, is received
 /// where it belongs instead of being copied there.
-const AHEAD_BYTES: usize = 32 << 10;
+const AHEAD_BYTES: usize = 16 << 10;
 
 /// A write of which bytes are still to come.
 #[derive(Clone, Copy, Debug)]

@@ -89,6 +89,8 @@ pub struct TcpTransport {
     sources: Vec<Arc<Region>>,
     pool: Pool,
     serial: u64,
+    /// Receives have been queued since the `poll` before last, and the kernel was not told.
+    is_put_off: bool,
     /// A send has finished since `poll` was called last.
     made_room: bool,
     /// Declared last so that it goes last.
@@ -121,6 +123,7 @@ impl TcpTransport {
             sources: Vec::new(),
             pool: Pool::new(messages),
             serial: 0,
+            is_put_off: false,
             made_room: false,
             ring: Ring::new(2 * u32::from(peers_max) + 16)?,
             _one_thread: PhantomData,
@@ -170,6 +173,7 @@ impl TcpTransport {
     }
 
     fn enter(&mut self) {
+        self.is_put_off = false;
         if let Err(errno) = self.ring.enter() {
             // The ring is unusable: every peer is lost, and the owner learns it the usual way.
             for slot in 0..self.connections.len() {
@@ -353,9 +357,14 @@ impl Transport for TcpTransport {
         // Whoever polls goes on to send.
         self.made_room = false;
         let mut count = 0;
-        for _ in 0..ROUNDS_PER_POLL {
-            self.start_dirty();
-            self.enter();
+        for round in 0..ROUNDS_PER_POLL {
+            // A receive for what may arrive later is put off once: the owner is likely to have something to send by then, and
+            // one system call does for both.
+            if self.start_dirty() || round > 0 || self.is_put_off || self.ring.has_deferred() {
+                self.enter();
+            } else {
+                self.is_put_off = self.ring.has_queued();
+            }
             self.reap();
             let mut more = false;
             for _ in 0..self.ready.len() {

@@ -171,8 +171,20 @@ impl Ring {
         if !self.ring.completion().is_empty() {
             return true;
         }
+        self.has_deferred()
+    }
+
+    /// Whether deferred work waits to be done in the kernel.
+    #[inline]
+    pub fn has_deferred(&mut self) -> bool {
         let queue = self.ring.submission();
         queue.taskrun() || queue.cq_overflow()
+    }
+
+    /// Whether requests are queued that the kernel has not been told of.
+    #[inline]
+    pub fn has_queued(&mut self) -> bool {
+        !self.ring.submission().is_empty()
     }
 
     /// Enters the kernel if requests are queued or deferred work waits; costs no system call otherwise.
