@@ -27,7 +27,7 @@ mod tests {
         let counting: Vec<u8> = (0..32).collect();
         assert_eq!(crc32c(0, &[&counting]), 0x46DD_794E);
         // Long enough for every kernel, and cut anywhere.
-        let long: Vec<u8> = (0..5000u32).map(|n| (n * 31 >> 3) as u8).collect();
+        let long: Vec<u8> = (0..5000u32).map(|n| ((n * 31) >> 3) as u8).collect();
         let whole = crc32c(7, &[&long]);
         for at in [0, 1, 15, 16, 17, 255, 256, 257, 4095, 4096, 5000] {
             assert_eq!(crc32c(crc32c(7, &[&long[..at]]), &[&long[at..]]), whole, "cut at {at}");

@@ -265,9 +265,9 @@ impl Idles {
         rig.start_idle()?;
         // Connections and the first window come first.
         thread::sleep(Duration::from_millis(300));
-        let (before, cpu_before) = (rig.counted(), outside::own_cpu_s());
+        let (before, cpu_before) = (rig.counted(), outside::threads_cpu_s());
         thread::sleep(Duration::from_nanos(time_ns));
-        let (after, cpu_after) = (rig.counted(), outside::own_cpu_s());
+        let (after, cpu_after) = (rig.counted(), outside::threads_cpu_s());
         rig.stop_idle()?;
         let seconds = time_ns as f64 / 1e9;
         self.cpu_share.extend(cpu_before.zip(cpu_after).map(|(before, after)| (after - before) / seconds));

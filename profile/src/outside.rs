@@ -52,12 +52,16 @@ impl Watch {
     }
 }
 
-/// Length of a tick of `/proc/self/stat` in seconds: `USER_HZ`, which is 100 on every architecture Linux runs this on.
-const TICK_S: f64 = 0.01;
-
-/// Seconds of processor time that this process has used so far; `None` where the system has no `/proc`.
-pub fn own_cpu_s() -> Option<f64> {
-    read_ticks().map(|ticks| ticks.own as f64 * TICK_S)
+/// Seconds of processor time that the threads of this process have used so far, those that have ended left out; `None`
+/// where the system does not tell.
+pub fn threads_cpu_s() -> Option<f64> {
+    let mut ns = 0;
+    for thread in fs::read_dir("/proc/self/task").ok()? {
+        // A thread may end between the two look-ups.
+        let Ok(text) = fs::read_to_string(thread.ok()?.path().join("schedstat")) else { continue };
+        ns += text.split_whitespace().next()?.parse::<u64>().ok()?;
+    }
+    Some(ns as f64 / 1e9)
 }
 
 fn outside(load_average_before: f64, start: Ticks, end: Ticks) -> OutsideLoad {

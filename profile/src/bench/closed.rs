@@ -287,7 +287,7 @@ mod tests {
 
     fn log(clock: &VirtualClock) -> Stepping {
         let latencies = Latencies { deliver_ns: 100 * US, confirm_ns: 200 * US, acknowledge_ns: 250 * US };
-        Stepping(FakeLog::new(clock.clone(), latencies), clock.clone())
+        Stepping(FakeLog::new(clock, latencies), clock.clone())
     }
 
     fn config(window: u64) -> ClosedConfig {
@@ -295,6 +295,7 @@ mod tests {
             shards: SHARDS.to_vec(),
             record_bytes: 64,
             window,
+            pause_ns: 0,
             merged: true,
             warm_up_ns: MS,
             measure_ns: 50 * MS,
@@ -319,7 +320,8 @@ mod tests {
     fn a_failed_speculation_fails_the_run() {
         let clock = VirtualClock::default();
         let mut log = log(&clock);
-        log.0.fail_at_ns = Some(10 * MS);
+        // Four records are sent every 251 µs; this is between their delivery and their confirmation.
+        log.0.fail_at_ns = Some(10 * MS + 190 * US);
         assert!(drive(&mut log, &clock, &config(4)).is_err_and(|fault| fault.contains("speculation failed")));
     }
 

@@ -18,7 +18,7 @@ impl Bench {
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "{:<11}{:>7}{:>22}{:>24}{:>24}{:>24}",
+            "{:<11}{:>7}{:>23}{:>28}{:>30}{:>28}",
             "", "window", "thousand records/s", "delivery p50 µs", "delivery p99 µs", "append p50 µs"
         );
         for row in &self.rows {
@@ -26,7 +26,7 @@ impl Bench {
             let rate = Spread { median: median / 1e3, min: min / 1e3, max: max / 1e3, count };
             let _ = writeln!(
                 text,
-                "{:<11}{:>7}{:>22}{:>24}{:>24}{:>24}",
+                "{:<11}{:>7}{:>23}{:>28}{:>30}{:>28}",
                 row.mode,
                 row.window,
                 spread(&rate, 1),
@@ -63,7 +63,7 @@ impl Bench {
         let consumers = if self.merged { "one subscription, merged" } else { "one subscription per shard" };
         let _ = writeln!(
             text,
-            "\n{}; {} shards, records of {} bytes, {consumers}; every record's bytes, order and count checked\n\
+            "\n{}\n{} shards, records of {} bytes, {consumers}; every record's bytes, order and count checked\n\
              median (least–greatest) of {} interleaved repetitions, each on a cluster of its own",
             self.cluster, self.shards, self.record_bytes, self.repetitions
         );
