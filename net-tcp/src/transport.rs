@@ -358,8 +358,8 @@ impl Transport for TcpTransport {
         self.made_room = false;
         let mut count = 0;
         for round in 0..ROUNDS_PER_POLL {
-            // A receive for what may arrive later is put off once: the owner is likely to have something to send by then, and
-            // one system call does for both.
+            // A receive for what may arrive later is put off once: the owner is likely to have something to send by then,
+            // and one system call does for both.
             if self.start_dirty() || round > 0 || self.is_put_off || self.ring.has_deferred() {
                 self.enter();
             } else {

@@ -206,7 +206,7 @@ fn parked_agents_wake_each_other_through_queues() {
             spin_ns: 0,
             parker: parkers.pop().unwrap(),
             agents: players.split_off(placement.agents.start),
-            turns: vec![0; placement.agents.len()],
+            turns: (0..placement.agents.len()).collect(),
         });
         let running = launch(plans.collect()).unwrap();
         wait_for(|| running.finished() || reached.load(Ordering::Relaxed) == LAST);
