@@ -6,6 +6,7 @@ pub mod client;
 pub mod config;
 pub mod contract;
 pub mod counters;
+mod crc;
 pub mod handshake;
 pub mod log;
 pub mod mem;

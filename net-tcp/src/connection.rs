@@ -12,11 +12,16 @@ use antelog_core::transport::{DownReason, Event, PeerId, SEND_BYTES_MAX, SENDS_I
 use crate::frame::{Frame, HEADER_BYTES};
 use crate::output::Output;
 use crate::pool::{Origin, Pool};
-use crate::uring::{Ring, Socket};
+use crate::uring::{Range, Ring, Socket};
 
 /// Writes up to this size take effect at once, when all their bytes are there; larger ones piece by piece. Published
 /// words are small, so their readers never see half of one.
 const WHOLE_BYTES: usize = 512;
+
+/// What a receive asks for beyond the rest of a write under way. A few records of 4 KiB with their frames come in one
+/// piece: copying them costs less than one more system call. Of a long write the rest, once its header was read, is received
+/// where it belongs instead of being copied there.
+const AHEAD_BYTES: usize = 16 << 10;
 
 /// A write of which bytes are still to come.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +31,14 @@ struct Landing {
     left: usize,
     notify: Option<u32>,
     acknowledge: bool,
+}
+
+impl Landing {
+    /// So many more bytes are in place.
+    fn advance(&mut self, bytes: usize) {
+        self.offset += bytes;
+        self.left -= bytes;
+    }
 }
 
 /// Why parsing stopped.
@@ -72,7 +85,8 @@ pub struct Connection {
     pub unreleased: usize,
     socket: Socket,
     output: Output,
-    exposed: Vec<Arc<Region>>,
+    /// The socket held more than the last receive asked for.
+    has_more: bool,
     /// Received bytes that were parsed, as an offset into the receive buffer.
     parsed: usize,
     /// Received bytes, as an offset into the receive buffer.
@@ -107,9 +121,9 @@ impl Connection {
             is_stalled: false,
             is_closing: false,
             unreleased: 0,
-            socket: Socket::new(fd, options.receive_bytes, options.staging_bytes, sources),
+            socket: Socket::new(fd, options.receive_bytes, options.staging_bytes, sources, exposed.to_vec()),
             output: Output::new(options.staging_bytes, options.operations),
-            exposed: exposed.to_vec(),
+            has_more: false,
             parsed: 0,
             filled: 0,
             landing: None,
@@ -138,11 +152,22 @@ impl Connection {
         self.socket.is_receiving() || self.socket.is_sending()
     }
 
-    /// Gives the connection up: nothing is parsed or sent any more.
-    pub fn close(&mut self) {
+    /// Whether a send is in flight.
+    pub fn is_sending(&self) -> bool {
+        self.socket.is_sending()
+    }
+
+    /// Whether bytes wait in the socket and no receive was queued for them yet.
+    pub fn has_more(&self) -> bool {
+        self.has_more && !self.socket.is_receiving()
+    }
+
+    /// Gives the connection up: nothing is parsed or sent any more, and nothing lands.
+    pub fn close(&mut self, ring: &mut Ring) {
         self.is_closing = true;
         self.end(DownReason::Closed);
         self.socket.shutdown();
+        self.socket.stop_landing(ring);
     }
 
     /// Takes note that nothing more arrives. The first reason counts.
@@ -158,8 +183,16 @@ impl Connection {
         let mut queued = true;
         if !self.socket.is_receiving() {
             self.make_room();
-            if self.filled < self.socket.receive_bytes() {
-                queued &= self.socket.receive(ring, receive_label, self.filled);
+            let room = (self.socket.receive_bytes() - self.filled).min(AHEAD_BYTES);
+            if room > 0 {
+                // While bytes of a write are missing, everything received was parsed: what comes next belongs to it.
+                let landing = self.landing.filter(|l| l.left > 0).map(|l| Range {
+                    region: l.region,
+                    offset: l.offset,
+                    len: l.left,
+                });
+                let buffer = (self.filled, room);
+                queued &= self.socket.receive(ring, receive_label, buffer, landing, !self.has_more);
             }
         }
         if !self.socket.is_sending() && !self.is_mute {
@@ -190,12 +223,20 @@ impl Connection {
         self.filled - self.parsed <= self.parsed
     }
 
-    /// A receive finished with `result`.
-    pub fn on_received(&mut self, result: i32) {
-        self.socket.finish_receive();
+    /// A receive finished with `result`; `more` says that it left bytes in the socket.
+    pub fn on_received(&mut self, result: i32, more: bool) {
+        let landing = self.socket.finish_receive();
+        self.has_more = more;
         match usize::try_from(result) {
             Ok(0) => self.end(DownReason::Closed),
-            Ok(bytes) => self.filled += bytes,
+            Ok(bytes) => {
+                let landed = bytes.min(landing);
+                if let Some(landing) = &mut self.landing {
+                    // The write that it landed for: until its bytes are there, nothing behind it is parsed.
+                    landing.advance(landed);
+                }
+                self.filled += bytes - landed;
+            }
             Err(_) if is_passing(-result) => {}
             Err(_) => self.end(reason_of(-result)),
         }
@@ -296,9 +337,10 @@ impl Connection {
         acknowledge: bool,
         number: u32,
     ) -> Option<Stop> {
-        let limit = self.exposed.get(region).map_or(0, |region| region.len() as u64);
+        let exposed = self.socket.exposed();
+        let limit = exposed.get(region).map_or(0, |region| region.len() as u64);
         let inside = offset.checked_add(len as u64).is_some_and(|end| end <= limit);
-        if !inside || region >= self.exposed.len() || number != self.next_number() {
+        if !inside || region >= exposed.len() || number != self.next_number() {
             return Some(Stop::Broken);
         }
         if len <= WHOLE_BYTES && self.filled - self.parsed < HEADER_BYTES + len {
@@ -315,15 +357,14 @@ impl Connection {
         let Some(landing) = &mut self.landing else { return true };
         let part = landing.left.min(self.filled - self.parsed);
         let bytes = self.socket.received(self.parsed, part);
-        let region = &self.exposed[landing.region];
+        let region = &self.socket.exposed()[landing.region];
         match <[u8; 8]>::try_from(bytes) {
             // A whole word may be one that other threads read as such: publish it.
             Ok(word) if landing.offset.is_multiple_of(8) => region.store_u64(landing.offset, u64::from_ne_bytes(word)),
             _ => region.put(landing.offset, bytes),
         }
         self.parsed += part;
-        landing.offset += part;
-        landing.left -= part;
+        landing.advance(part);
         if landing.left > 0 {
             return false;
         }

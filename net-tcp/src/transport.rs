@@ -30,6 +30,10 @@ const RECEIVE_BYTES_MIN: usize = 8 * SEND_BYTES_MAX;
 /// The staging ring holds at least a few of the largest messages.
 const STAGING_BYTES_MIN: usize = 4 * SEND_BYTES_MAX;
 
+/// How often one `poll` goes on to receive what it knows to wait: a long write takes two receives, one for its header and
+/// one for the rest. Bounded, so that a fast peer does not keep the owner from its other work.
+const ROUNDS_PER_POLL: usize = 4;
+
 /// How long a dropped transport waits for the kernel to let go of its buffers before it leaks them.
 const DROP_TIME: Duration = Duration::from_secs(1);
 
@@ -50,7 +54,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { receive_bytes: 256 << 10, staging_bytes: 256 << 10, operations: 1024, messages: None }
+        Options { receive_bytes: 64 << 10, staging_bytes: 256 << 10, operations: 1024, messages: None }
     }
 }
 
@@ -85,6 +89,8 @@ pub struct TcpTransport {
     sources: Vec<Arc<Region>>,
     pool: Pool,
     serial: u64,
+    /// Receives have been queued since the `poll` before last, and the kernel was not told.
+    is_put_off: bool,
     /// A send has finished since `poll` was called last.
     made_room: bool,
     /// Declared last so that it goes last.
@@ -117,6 +123,7 @@ impl TcpTransport {
             sources: Vec::new(),
             pool: Pool::new(messages),
             serial: 0,
+            is_put_off: false,
             made_room: false,
             ring: Ring::new(2 * u32::from(peers_max) + 16)?,
             _one_thread: PhantomData,
@@ -146,22 +153,27 @@ impl TcpTransport {
         }
     }
 
-    /// Queues what is due on dirty connections.
-    fn start_dirty(&mut self) {
+    /// Queues what is due on dirty connections; whether that were sends too.
+    fn start_dirty(&mut self) -> bool {
+        let mut sends = false;
         for _ in 0..self.dirty.len() {
-            let Some(slot) = self.dirty.pop_front() else { return };
+            let Some(slot) = self.dirty.pop_front() else { break };
             let Some(connection) = &mut self.connections[slot] else { continue };
             connection.is_dirty = false;
+            let was_sending = connection.is_sending();
             if !connection.start(&mut self.ring, label(slot, Request::Receive), label(slot, Request::Send)) {
                 // The ring is full for now.
                 connection.is_dirty = true;
                 self.dirty.push_back(slot);
             }
+            sends |= connection.is_sending() && !was_sending;
             self.reclaim(slot);
         }
+        sends
     }
 
     fn enter(&mut self) {
+        self.is_put_off = false;
         if let Err(errno) = self.ring.enter() {
             // The ring is unusable: every peer is lost, and the owner learns it the usual way.
             for slot in 0..self.connections.len() {
@@ -179,7 +191,7 @@ impl TcpTransport {
             let (slot, request) = unlabel(completion.label);
             let Some(connection) = self.connections.get_mut(slot).and_then(Option::as_mut) else { continue };
             match request {
-                Request::Receive => connection.on_received(completion.result),
+                Request::Receive => connection.on_received(completion.result, completion.more),
                 Request::Send => {
                     connection.on_sent(completion.result);
                     // An owner that met `Full` has room now, though no event says so.
@@ -208,7 +220,7 @@ impl TcpTransport {
         {
             *entry = None;
         }
-        connection.close();
+        connection.close(&mut self.ring);
         self.reclaim(slot);
     }
 
@@ -332,25 +344,40 @@ impl Transport for TcpTransport {
         if !self.dirty.is_empty() {
             // Sends that finished meanwhile make way for what was issued since.
             self.reap();
-            self.start_dirty();
-            self.enter();
+            // Receives that were queued for the next arrivals can wait for the system call of the next `poll`: what was
+            // sent, or what other agents of the thread have to send, cannot.
+            if self.start_dirty() {
+                self.enter();
+            }
         }
     }
 
     fn poll(&mut self, events: &mut [Event]) -> usize {
         self.ring.disarm();
-        self.start_dirty();
-        self.enter();
-        self.reap();
         // Whoever polls goes on to send.
         self.made_room = false;
         let mut count = 0;
-        for _ in 0..self.ready.len() {
-            if count == events.len() {
+        for round in 0..ROUNDS_PER_POLL {
+            // A receive for what may arrive later is put off once: the owner is likely to have something to send by then,
+            // and one system call does for both.
+            if self.start_dirty() || round > 0 || self.is_put_off || self.ring.has_deferred() {
+                self.enter();
+            } else {
+                self.is_put_off = self.ring.has_queued();
+            }
+            self.reap();
+            let mut more = false;
+            for _ in 0..self.ready.len() {
+                if count == events.len() {
+                    return count;
+                }
+                let Some(slot) = self.ready.pop_front() else { break };
+                count += self.report(slot, &mut events[count..]);
+                more |= self.connections[slot].as_ref().is_some_and(|c| c.has_more());
+            }
+            if !more {
                 break;
             }
-            let Some(slot) = self.ready.pop_front() else { break };
-            count += self.report(slot, &mut events[count..]);
         }
         count
     }
@@ -399,7 +426,7 @@ impl Drop for TcpTransport {
     fn drop(&mut self) {
         for slot in 0..self.connections.len() {
             if let Some(connection) = &mut self.connections[slot] {
-                connection.close();
+                connection.close(&mut self.ring);
             }
         }
         let until = Instant::now() + DROP_TIME;

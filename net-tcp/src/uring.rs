@@ -17,6 +17,9 @@ use std::time::Duration;
 use antelog_core::mem::Region;
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
 
+/// `IORING_RECVSEND_POLL_FIRST`, which the crate does not name: wait for the socket before the first attempt.
+const RECEIVE_WAITS: u16 = 1;
+
 /// How many pieces of memory one send gathers at most.
 pub const PIECES_MAX: usize = 256;
 
@@ -84,6 +87,8 @@ pub struct Completion {
     pub label: u64,
     /// Bytes transferred, or a negated `errno`.
     pub result: i32,
+    /// After a receive: the socket held more than was asked for.
+    pub more: bool,
 }
 
 /// A submission and a completion queue, used by the thread that made them only.
@@ -115,7 +120,12 @@ impl Ring {
             .map_err(|error| SetupError::from_setup(&error))?;
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe).map_err(|error| SetupError::from_setup(&error))?;
-        let needed = [(opcode::Recv::CODE, "RECV"), (opcode::Send::CODE, "SEND"), (opcode::SendMsg::CODE, "SENDMSG")];
+        let needed = [
+            (opcode::Recv::CODE, "RECV"),
+            (opcode::RecvMsg::CODE, "RECVMSG"),
+            (opcode::Send::CODE, "SEND"),
+            (opcode::SendMsg::CODE, "SENDMSG"),
+        ];
         if let Some((_, name)) = needed.into_iter().find(|&(code, _)| !probe.is_supported(code)) {
             return Err(SetupError::TooOld(name));
         }
@@ -161,8 +171,20 @@ impl Ring {
         if !self.ring.completion().is_empty() {
             return true;
         }
+        self.has_deferred()
+    }
+
+    /// Whether deferred work waits to be done in the kernel.
+    #[inline]
+    pub fn has_deferred(&mut self) -> bool {
         let queue = self.ring.submission();
         queue.taskrun() || queue.cq_overflow()
+    }
+
+    /// Whether requests are queued that the kernel has not been told of.
+    #[inline]
+    pub fn has_queued(&mut self) -> bool {
+        !self.ring.submission().is_empty()
     }
 
     /// Enters the kernel if requests are queued or deferred work waits; costs no system call otherwise.
@@ -191,7 +213,17 @@ impl Ring {
     /// The next finished request.
     pub fn completion(&mut self) -> Option<Completion> {
         let entry: cqueue::Entry = self.ring.completion().next()?;
-        Some(Completion { label: entry.user_data(), result: entry.result() })
+        let more = cqueue::sock_nonempty(entry.flags());
+        Some(Completion { label: entry.user_data(), result: entry.result(), more })
+    }
+
+    /// Takes back the request with this label: when this returns, the kernel writes and reads nothing for it any more. Its
+    /// completion is still to be taken.
+    fn cancel(&mut self, label: u64) {
+        // One that is only queued could not be found, and would start with the next submission.
+        let _ = self.ring.submit();
+        // Work deferred to this thread is done in here if it stands in the way. Not found: it has completed.
+        let _ = self.ring.submitter().register_sync_cancel(None, types::CancelBuilder::user_data(label));
     }
 
     /// Queues a request; false if the queue is full even after handing it to the kernel.
@@ -278,20 +310,51 @@ struct Memory {
     staging: Buffer,
     vectors: Box<[libc::iovec; PIECES_MAX]>,
     header: Box<libc::msghdr>,
+    /// Of a receive that lands: the range of the region, then the buffer.
+    landing_vectors: Box<[libc::iovec; 2]>,
+    landing_header: Box<libc::msghdr>,
     sources: Vec<Arc<Region>>,
+    exposed: Vec<Arc<Region>>,
+}
+
+/// A range of an exposed region that the next received bytes belong to.
+#[derive(Clone, Copy, Debug)]
+pub struct Range {
+    /// Index into the socket's exposed regions.
+    pub region: usize,
+    /// First byte.
+    pub offset: usize,
+    /// Number of bytes.
+    pub len: usize,
+}
+
+/// A receive in flight.
+#[derive(Clone, Copy, Debug)]
+struct Receiving {
+    label: u64,
+    /// It writes the buffer from this offset on.
+    from: usize,
+    /// Bytes of a region that it fills first.
+    landing: usize,
 }
 
 /// A connected socket with its buffers; at most one receive and one send are in flight.
 pub struct Socket {
     memory: ManuallyDrop<Memory>,
-    /// Where the receive in flight writes, from this offset to the buffer's end.
-    receiving: Option<usize>,
+    receiving: Option<Receiving>,
     sending: bool,
 }
 
 impl Socket {
-    /// Takes over a connected, blocking socket. `sources` are the regions it may send from.
-    pub fn new(fd: OwnedFd, receive_bytes: usize, staging_bytes: usize, sources: Vec<Arc<Region>>) -> Socket {
+    /// Takes over a connected, blocking socket. `sources` are the regions it may send from, `exposed` those that what it
+    /// receives may land in.
+    pub fn new(
+        fd: OwnedFd,
+        receive_bytes: usize,
+        staging_bytes: usize,
+        sources: Vec<Arc<Region>>,
+        exposed: Vec<Arc<Region>>,
+    ) -> Socket {
         let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         // SAFETY: all-zero is a valid msghdr: null pointers with zero lengths.
         let header: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -301,7 +364,10 @@ impl Socket {
             staging: Buffer::new(staging_bytes),
             vectors: Box::new([empty; PIECES_MAX]),
             header: Box::new(header),
+            landing_vectors: Box::new([empty; 2]),
+            landing_header: Box::new(header),
             sources,
+            exposed,
         };
         Socket { memory: ManuallyDrop::new(memory), receiving: None, sending: false }
     }
@@ -315,6 +381,12 @@ impl Socket {
     #[inline]
     pub fn source(&self, region: usize) -> &Arc<Region> {
         &self.memory.sources[region]
+    }
+
+    /// The regions that what is received may land in.
+    #[inline]
+    pub fn exposed(&self) -> &[Arc<Region>] {
+        &self.memory.exposed
     }
 
     /// Whether a receive is in flight.
@@ -336,7 +408,7 @@ impl Socket {
     #[inline]
     pub fn received(&self, offset: usize, len: usize) -> &[u8] {
         let at = self.memory.receive.at(offset, len);
-        assert!(self.receiving.is_none_or(|from| offset + len <= from), "these bytes are still being received");
+        assert!(self.receiving.is_none_or(|r| offset + len <= r.from), "these bytes are still being received");
         // SAFETY: in range and initialised; the kernel writes elsewhere, and our own writes need `&mut self`.
         unsafe { std::slice::from_raw_parts(at, len) }
     }
@@ -349,23 +421,55 @@ impl Socket {
         unsafe { std::ptr::copy(from, self.memory.receive.base.as_ptr(), len) }
     }
 
-    /// Queues a receive into the buffer from `offset` to its end. False if the ring is full, try again later.
-    pub fn receive(&mut self, ring: &mut Ring, label: u64, offset: usize) -> bool {
-        assert!(self.receiving.is_none() && offset < self.memory.receive.len, "one receive at a time, with room");
-        let len = self.memory.receive.len - offset;
+    /// Queues a receive of at most `len` bytes into the buffer at `offset`; with `landing`, of the bytes of that range
+    /// first, placed there without a copy. `waits`: the socket is known to be empty, so the kernel need not look before it
+    /// waits. False if the ring is full, try again later.
+    pub fn receive(
+        &mut self,
+        ring: &mut Ring,
+        label: u64,
+        (offset, len): (usize, usize),
+        landing: Option<Range>,
+        waits: bool,
+    ) -> bool {
+        assert!(self.receiving.is_none() && len > 0, "one receive at a time, with room");
         let at = self.memory.receive.at(offset, len);
-        let entry = opcode::Recv::new(self.fd(), at, clamp(len)).build().user_data(label);
-        // SAFETY: the buffer lives until the completion was reported by `finish_receive`, or for ever (see `drop`).
-        let queued = unsafe { ring.push(&entry) };
+        let flags = if waits { RECEIVE_WAITS } else { 0 };
+        let entry = match landing {
+            None => opcode::Recv::new(self.fd(), at, clamp(len)).ioprio(flags).build(),
+            Some(Range { region, offset, len: bytes }) => {
+                let region = &self.memory.exposed[region];
+                assert!(offset.checked_add(bytes).is_some_and(|end| end <= region.len()), "range outside a region");
+                // SAFETY: in range, as just checked.
+                let target = unsafe { region.as_ptr().add(offset) };
+                *self.memory.landing_vectors = [
+                    libc::iovec { iov_base: target.cast(), iov_len: bytes },
+                    libc::iovec { iov_base: at.cast(), iov_len: len },
+                ];
+                self.memory.landing_header.msg_iov = self.memory.landing_vectors.as_mut_ptr();
+                self.memory.landing_header.msg_iovlen = 2;
+                opcode::RecvMsg::new(self.fd(), &raw mut *self.memory.landing_header).ioprio(flags).build()
+            }
+        };
+        // SAFETY: buffer, region, vectors and header live until the completion was reported by `finish_receive`, or for
+        // ever (see `drop`); the latter two are not touched while a receive is in flight.
+        let queued = unsafe { ring.push(&entry.user_data(label)) };
         if queued {
-            self.receiving = Some(offset);
+            self.receiving = Some(Receiving { label, from: offset, landing: landing.map_or(0, |range| range.len) });
         }
         queued
     }
 
-    /// To be called when the receive's completion was taken.
-    pub fn finish_receive(&mut self) {
-        self.receiving = None;
+    /// When this returns, nothing lands in a region any more.
+    pub fn stop_landing(&mut self, ring: &mut Ring) {
+        if let Some(Receiving { label, landing: 1.., .. }) = self.receiving {
+            ring.cancel(label);
+        }
+    }
+
+    /// To be called when the receive's completion was taken. Returns how many bytes of a region it was to fill first.
+    pub fn finish_receive(&mut self) -> usize {
+        self.receiving.take().map_or(0, |receiving| receiving.landing)
     }
 
     /// Copies `bytes` into the staging buffer.

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -77,6 +77,10 @@ fn a_blocked_thread_wakes_for_every_event() {
 
 /// A connection of which the other end is a plain socket, with its hand-shake done.
 fn raw_pair() -> (TcpTransport, TcpStream) {
+    raw_pair_onto(&Region::new(4096).unwrap())
+}
+
+fn raw_pair_onto(region: &Arc<Region>) -> (TcpTransport, TcpStream) {
     let door = Door::open("127.0.0.1:0", Vec::new());
     let mut raw = TcpStream::connect(door.address()).unwrap();
     raw.write_all(&hello("test").encode().unwrap()).unwrap();
@@ -86,8 +90,46 @@ fn raw_pair() -> (TcpTransport, TcpStream) {
     raw.read_exact(&mut body).unwrap();
     let (_, link) = door.links.recv().unwrap();
     let mut transport = TcpTransport::new(1, Options::default()).unwrap();
-    transport.admit(PEER, link, &[Region::new(4096).unwrap()]);
+    transport.admit(PEER, link, std::slice::from_ref(region));
     (transport, raw)
+}
+
+/// The rest of a long write is received right into its region: a fence has to stop that too, however much has arrived.
+#[test]
+fn nothing_of_a_long_write_lands_after_a_fence() {
+    const BYTES: usize = 1 << 20;
+    for waiting in [false, true] {
+        let region = Region::new(BYTES).unwrap();
+        let (mut transport, mut raw) = raw_pair_onto(&region);
+        let mut header = vec![1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        header.extend_from_slice(&(BYTES as u32).to_le_bytes());
+        header.extend_from_slice(&1u32.to_le_bytes());
+        raw.write_all(&header).unwrap();
+        raw.write_all(&vec![7; BYTES / 4]).unwrap();
+        let landed = |region: &Region| {
+            let mut bytes = vec![0; BYTES];
+            region.get(0, &mut bytes);
+            bytes.iter().filter(|byte| **byte == 7).count()
+        };
+        let mut events = [Event::Placed { peer: PEER, token: 0 }; 4];
+        while landed(&region) < BYTES / 4 {
+            assert_eq!(transport.poll(&mut events), 0);
+        }
+        if waiting {
+            // The receive of what is missing has been started.
+            transport.prepare_wait();
+        }
+        raw.write_all(&vec![7; BYTES / 8]).unwrap();
+        transport.fence(PEER);
+        let after = landed(&region);
+        let _ = raw.write_all(&vec![7; BYTES / 8]);
+        for _ in 0..100 {
+            assert_eq!(transport.poll(&mut events), 0);
+            transport.flush();
+            transport.prepare_wait();
+        }
+        assert_eq!(landed(&region), after);
+    }
 }
 
 #[test]

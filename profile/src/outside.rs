@@ -52,6 +52,18 @@ impl Watch {
     }
 }
 
+/// Seconds of processor time that the threads of this process have used so far, those that have ended left out; `None`
+/// where the system does not tell.
+pub fn threads_cpu_s() -> Option<f64> {
+    let mut ns = 0;
+    for thread in fs::read_dir("/proc/self/task").ok()? {
+        // A thread may end between the two look-ups.
+        let Ok(text) = fs::read_to_string(thread.ok()?.path().join("schedstat")) else { continue };
+        ns += text.split_whitespace().next()?.parse::<u64>().ok()?;
+    }
+    Some(ns as f64 / 1e9)
+}
+
 fn outside(load_average_before: f64, start: Ticks, end: Ticks) -> OutsideLoad {
     let total = end.total.saturating_sub(start.total).max(1) as f64;
     let own = end.own.saturating_sub(start.own);

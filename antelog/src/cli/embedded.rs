@@ -47,6 +47,25 @@ pub struct EmbeddedLog {
     session: DrivenSession,
 }
 
+impl EmbeddedLog {
+    /// Connects to a cluster that was just started.
+    pub fn connect(cluster: &Cluster) -> Result<EmbeddedLog, String> {
+        let seeds = cluster.client_addresses().to_vec();
+        let mut session = driven_session(&ClientOptions::new(seeds)).map_err(|e| e.to_string())?;
+        let started = Instant::now();
+        let mut connecting = Connecting::default();
+        while session.map().is_none() {
+            session.duty_cycle(now_ns(), &mut connecting);
+            if started.elapsed() > CONNECT_TIME {
+                let why = connecting.error.unwrap_or_else(|| "no answer".into());
+                return Err(format!("the cluster did not come up: {why}"));
+            }
+            std::thread::yield_now();
+        }
+        Ok(EmbeddedLog { session })
+    }
+}
+
 impl Log for EmbeddedLog {
     fn append(&mut self, shard: ShardId, record: &[u8]) -> Result<u64, LogError> {
         self.session.append(shard, record).map_err(|error| match error {
@@ -111,20 +130,7 @@ impl Bench for EmbeddedBench {
         }
         config.cluster.ordering = mode;
         let cluster = Cluster::start(config, Nodes::All, Arc::new(|_: &str| {}))?;
-        let seeds = cluster.client_addresses().to_vec();
-        self.cluster = Some(cluster);
-        let mut session = driven_session(&ClientOptions::new(seeds)).map_err(|e| e.to_string())?;
-        let started = Instant::now();
-        let mut connecting = Connecting::default();
-        while session.map().is_none() {
-            session.duty_cycle(now_ns(), &mut connecting);
-            if started.elapsed() > CONNECT_TIME {
-                let why = connecting.error.unwrap_or_else(|| "no answer".into());
-                return Err(format!("the cluster did not come up: {why}"));
-            }
-            std::thread::yield_now();
-        }
-        Ok(EmbeddedLog { session })
+        EmbeddedLog::connect(self.cluster.insert(cluster))
     }
 
     fn stop(&mut self, log: EmbeddedLog) -> Result<(), String> {
@@ -144,8 +150,10 @@ fn tick_phase_us(tick_us: u64, shard: u16, repetition: u32) -> u64 {
 /// How the cluster shares this machine with the client: decided by the number of cores.
 #[derive(Clone, Copy)]
 pub struct Layout {
-    mode: LaunchMode,
-    idle: Idle,
+    /// How agents are spread over threads.
+    pub mode: LaunchMode,
+    /// What threads do without work.
+    pub idle: Idle,
     /// Core of the client's thread.
     pub client_core: Option<usize>,
 }
@@ -172,10 +180,14 @@ fn layout(cores: usize, agents: usize) -> Layout {
 
 /// The configuration of a cluster for measurements at so many records/s and shard.
 pub fn config(shards: u16, rate_per_s: f64, layout: &Layout, set: &[String]) -> Result<Config, String> {
-    let quota = (rate_per_s * 0.001).round().max(1.0) as u32;
+    measured_config("demo", shards, (rate_per_s * 0.001).round().max(1.0) as u32, layout, set)
+}
+
+/// The configuration of a cluster to be measured; `set` overrides what is chosen here.
+pub fn measured_config(name: &str, shards: u16, quota: u32, layout: &Layout, set: &[String]) -> Result<Config, String> {
     let mut config = embedded_config(shards, "127.0.0.1:0", quota);
     let c = &mut config.cluster;
-    c.name = "demo".into();
+    c.name = name.into();
     c.record_bytes_max = 2 * RECORD_BYTES as u32;
     c.client_ring_bytes = 1 << 20;
     c.region_bytes = 16 << 20;

@@ -3,6 +3,7 @@
 //! Exit codes: 0 done, 1 failed (one line on standard error says why), 2 wrong usage.
 
 mod append;
+mod bench;
 mod demo;
 mod embedded;
 mod grid;

@@ -13,6 +13,8 @@ pub enum ProfileCommand {
     Floor(FloorArgs),
     /// Whether speculation ever loses: fixed beside free-event ordering over durations of computation and scenarios
     Grid(super::grid::GridArgs),
+    /// What a cluster moves with so many records under way, what one record costs beside the floor, and what idling costs
+    Bench(super::bench::BenchArgs),
 }
 
 #[derive(Args)]
@@ -28,12 +30,13 @@ pub struct FloorArgs {
 /// Runs `profile`.
 pub fn run(command: &ProfileCommand) -> Outcome {
     match command {
-        ProfileCommand::Floor(args) => floor(args),
+        ProfileCommand::Floor(args) => measure_floor(args),
         ProfileCommand::Grid(args) => super::grid::run(args),
+        ProfileCommand::Bench(args) => super::bench::run(args),
     }
 }
 
-fn floor(args: &FloorArgs) -> Outcome {
+fn measure_floor(args: &FloorArgs) -> Outcome {
     if !(args.seconds > 0.0 && args.seconds <= 3600.0) {
         return Err(Stop::Failed(format!("--seconds {}: expected more than 0", args.seconds)));
     }

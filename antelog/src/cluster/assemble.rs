@@ -27,6 +27,10 @@ use antelog_protocol::shard::ShardConfig;
 /// The queue of answers from a shard to its gate, in bytes: all pending acknowledgements and a second of order entries.
 const ANSWERS_BYTES: usize = 4 << 20;
 
+/// The queue of appends from a gate to a shard, in bytes, unless records are large. A cycle's worth: a longer queue would
+/// only move the backlog from the client's ring to here, and its bytes out of the processor's cache.
+const REQUESTS_BYTES_MIN: usize = 512 << 10;
+
 type Mail = MailSender<Admission<TcpLink>>;
 
 /// How to reach an agent from outside its thread.
@@ -41,6 +45,8 @@ pub(super) struct Assembly {
     pub(super) threads: Vec<ThreadPlan>,
     /// The agents in launch mode `invoked`, for the caller's own thread.
     pub(super) invoked: Vec<AgentBuilder>,
+    /// The order in which those are called.
+    pub(super) invoked_turns: Vec<usize>,
     /// The agent of each local node.
     pub(super) doors: Doors,
     pub(super) counters: Vec<Counters>,
@@ -123,6 +129,7 @@ impl Threads {
                 spin_ns: launch.spin_us * 1000,
                 parker,
                 agents: vec![],
+                turns: vec![],
             });
         }
         Ok(threads)
@@ -155,8 +162,23 @@ struct Assembler<'a> {
     gate: usize,
 }
 
-/// Builds the agents of the local nodes. On a shared thread they run in this order: primaries, the gate, backups, the
-/// sequencer. See "Launch modes on few cores" in DESIGN.md.
+/// The turns of agents that share a thread: backups between two turns of the primaries, so that what a primary writes is
+/// placed, and known there to be, in the same step in which the gate then delivers it. See "Launch modes on few cores" in
+/// DESIGN.md. Agents are numbered primaries, gate, backups, sequencer.
+fn turns(primaries: usize, backups: usize, sequencers: usize) -> Vec<usize> {
+    let gates = usize::from(primaries > 0);
+    let first_backup = primaries + gates;
+    let first_sequencer = first_backup + backups;
+    let again = if backups > 0 { 0..primaries } else { 0..0 };
+    (0..primaries)
+        .chain(first_backup..first_sequencer)
+        .chain(again)
+        .chain(primaries..first_backup)
+        .chain(first_sequencer..first_sequencer + sequencers)
+        .collect()
+}
+
+/// Builds the agents of the local nodes.
 pub(super) fn assemble(config: &Config, local: &BTreeSet<u16>, notices: &Sender<Notice>) -> Result<Assembly, String> {
     let with = |role: Role| config.nodes.iter().filter(move |n| n.role == role && local.contains(&n.id));
     let primaries = with(Role::Primary).count();
@@ -183,11 +205,22 @@ pub(super) fn assemble(config: &Config, local: &BTreeSet<u16>, notices: &Sender<
     for node in with(Role::Sequencer) {
         builders.push(assembler.sequencer(node, agents - 1)?);
     }
+    let shared_turns = turns(primaries, with(Role::Backup).count(), with(Role::Sequencer).count());
     for builder in builders {
         assembler.threads.add(builder);
     }
-    let Assembler { threads, doors, counters, .. } = assembler;
-    Ok(Assembly { threads: threads.plans, invoked: threads.invoked, doors, counters })
+    let Assembler { mut threads, doors, counters, .. } = assembler;
+    for plan in &mut threads.plans {
+        // Agents either share one thread or have one each.
+        plan.turns = if plan.agents.len() == agents { shared_turns.clone() } else { vec![0] };
+    }
+    Ok(Assembly {
+        threads: threads.plans,
+        invoked: threads.invoked,
+        invoked_turns: if config.launch.mode == LaunchMode::Invoked { shared_turns } else { Vec::new() },
+        doors,
+        counters,
+    })
 }
 
 impl Assembler<'_> {
@@ -205,8 +238,13 @@ impl Assembler<'_> {
 
     fn region(&self, what: &str) -> Result<Arc<Region>, String> {
         let bytes = self.config.cluster.region_bytes;
-        Region::new(bytes)
-            .map_err(|e| format!("no memory for {what}'s log region of {bytes} bytes: {e}; lower cluster.region_bytes"))
+        let region = Region::new(bytes).map_err(|e| {
+            format!("no memory for {what}'s log region of {bytes} bytes: {e}; lower cluster.region_bytes")
+        })?;
+        if self.config.launch.prefault {
+            region.prefault();
+        }
+        Ok(region)
     }
 
     fn entry(&self, shard: ShardId) -> Option<&ShardEntry> {
@@ -245,7 +283,7 @@ impl Assembler<'_> {
         let c = &self.config.cluster;
         let region = self.region(&name)?;
         let log = LogWriter::new(region.clone(), shard, 0, c.retention, c.record_bytes_max as usize);
-        let requests_bytes = (4 * (c.record_bytes_max as usize + 128)).next_power_of_two().max(4 << 20);
+        let requests_bytes = (4 * (c.record_bytes_max as usize + 128)).next_power_of_two().max(REQUESTS_BYTES_MIN);
         let queue = |error: std::io::Error| format!("no memory for {name}'s queues: {error}");
         let (shard_waker, gate_waker) = (self.threads.waker(agent), self.threads.waker(self.gate));
         let (requests, mut shard_requests) = spsc::channel(requests_bytes, shard_waker.clone()).map_err(queue)?;
@@ -358,4 +396,19 @@ impl Assembler<'_> {
 
 fn transport(peers: usize, messages: Option<usize>) -> Result<TcpTransport, String> {
     TcpTransport::new(peers as u16, Options { messages, ..Options::default() }).map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::turns;
+
+    #[test]
+    fn a_shared_thread_runs_backups_between_its_primaries_turns() {
+        // Two shards with a backup each: primaries 0 and 1, gate 2, backups 3 and 4, sequencer 5.
+        assert_eq!(turns(2, 2, 1), [0, 1, 3, 4, 0, 1, 2, 5]);
+        // One node on its own.
+        assert_eq!(turns(1, 0, 0), [0, 1]);
+        assert_eq!(turns(0, 1, 0), [0]);
+        assert_eq!(turns(0, 0, 1), [0]);
+    }
 }

@@ -77,7 +77,7 @@ impl Cluster {
         let assembly = assemble::assemble(&config, &local, &notices)?;
         // The notices end when the last agent is gone.
         drop(notices);
-        let invoked = Invoked::build(assembly.invoked)?;
+        let invoked = Invoked::build_in_turns(assembly.invoked, assembly.invoked_turns)?;
         let running = antelog_core::node::launch(assembly.threads).map_err(|e| e.to_string())?;
         let listeners = connect::serve(ports, &config, &assembly.doors, &log)?;
         let dialers = Dialers::start(&config, &assembly.doors, heard, &log);

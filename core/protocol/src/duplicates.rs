@@ -7,6 +7,7 @@
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec;
+use alloc::vec::Vec;
 
 use crate::types::{ClientId, Lsn, Refusal};
 
@@ -32,7 +33,11 @@ pub enum Verdict {
 /// The table of one shard.
 #[derive(Debug)]
 pub struct Duplicates {
-    sessions: BTreeMap<ClientId, Session>,
+    /// Where each session is in `table`.
+    index: BTreeMap<ClientId, usize>,
+    table: Vec<(ClientId, Session)>,
+    /// Where the session that wrote last is: most likely the next one to write.
+    last: usize,
     sessions_max: usize,
     remembered: usize,
 }
@@ -41,14 +46,23 @@ impl Duplicates {
     /// A table of at most `sessions_max` sessions that remembers the last `remembered` records of each.
     pub fn new(sessions_max: usize, remembered: usize) -> Duplicates {
         assert!(sessions_max > 0 && remembered > 0, "a duplicate table needs room");
-        Duplicates { sessions: BTreeMap::new(), sessions_max, remembered }
+        Duplicates { index: BTreeMap::new(), table: Vec::new(), last: 0, sessions_max, remembered }
+    }
+
+    #[inline]
+    fn find(&self, client: ClientId) -> Option<usize> {
+        match self.table.get(self.last) {
+            Some((id, _)) if *id == client => Some(self.last),
+            _ => self.index.get(&client).copied(),
+        }
     }
 
     /// Judges an append without changing anything.
     pub fn judge(&self, client: ClientId, seq: u64) -> Verdict {
-        let Some(session) = self.sessions.get(&client) else {
+        let Some(at) = self.find(client) else {
             return if seq == 0 { Verdict::New } else { Verdict::Refuse(Refusal::UnknownSession) };
         };
+        let session = &self.table[at].1;
         if seq == session.next_seq {
             Verdict::New
         } else if seq > session.next_seq {
@@ -62,7 +76,9 @@ impl Duplicates {
 
     /// Records that `(client, seq)` has slot `lsn`. Allocates only for a session's first record.
     pub fn record(&mut self, client: ClientId, seq: u64, lsn: Lsn) {
-        if let Some(session) = self.sessions.get_mut(&client) {
+        if let Some(at) = self.find(client) {
+            self.last = at;
+            let session = &mut self.table[at].1;
             invariant!(I3, session.next_seq == seq, "session {client} wrote {seq} after {}", session.next_seq);
             invariant!(
                 I7,
@@ -76,13 +92,23 @@ impl Duplicates {
             return;
         }
         invariant!(I3, seq == 0, "an unknown session {client} began at {seq}");
-        if self.sessions.len() == self.sessions_max {
-            let idle = self.sessions.iter().min_by_key(|(_, s)| s.last_lsn).map(|(id, _)| *id);
-            idle.map(|id| self.sessions.remove(&id));
-        }
         let mut slots = vec![Lsn(0); self.remembered].into_boxed_slice();
         slots[0] = lsn;
-        self.sessions.insert(client, Session { next_seq: 1, last_lsn: lsn, slots });
+        let session = (client, Session { next_seq: 1, last_lsn: lsn, slots });
+        let full = self.table.len() == self.sessions_max;
+        let idle = self.table.iter_mut().enumerate().min_by_key(|(_, (_, s))| s.last_lsn).filter(|_| full);
+        self.last = match idle {
+            Some((at, place)) => {
+                self.index.remove(&place.0);
+                *place = session;
+                at
+            }
+            None => {
+                self.table.push(session);
+                self.table.len() - 1
+            }
+        };
+        self.index.insert(client, self.last);
     }
 }
 

@@ -281,7 +281,13 @@ impl Ledger {
     /// The position of a shard's slot: bound, or predetermined by a grant. `None` before a grant, for slots that no
     /// free cut has taken yet, and for slots forgotten.
     pub fn position(&self, shard: ShardId, lsn: Lsn) -> Option<Position> {
-        self.spans[self.span_of(shard, lsn)?].position(shard, lsn)
+        self.position_run(shard, lsn).map(|(position, _)| position)
+    }
+
+    /// As [`position`](Self::position), with the number of slots from this one on that have consecutive positions: the
+    /// rest of the shard's part of the cut. For followers of a shard, which look up one slot after the other.
+    pub fn position_run(&self, shard: ShardId, lsn: Lsn) -> Option<(Position, u64)> {
+        self.spans[self.span_of(shard, lsn)?].position_run(shard, lsn)
     }
 
     /// The newest span in which the shard begins at or before `lsn`. Members stay listed, so spans that begin at or

@@ -8,6 +8,7 @@ use antelog_protocol::wire::entry::{CRC_OFFSET, EntryHeader, EntryKind, HEADER_B
 use antelog_protocol::{Lsn, ShardId};
 
 use super::Shared;
+use crate::crc::crc32c;
 use crate::mem::Region;
 
 /// A place in the log: an entry's offset and the slot to read there.
@@ -219,7 +220,7 @@ impl Verifier {
         if place + span > self.region.len() || self.at + span as u64 > written {
             return Err(VerifyError::Length);
         }
-        let mut crc = crc32c::crc32c_append(self.crc, &bytes[..CRC_OFFSET]);
+        let mut crc = crc32c(self.crc, &[&bytes[..CRC_OFFSET]]);
         if header.kind == EntryKind::Record {
             crc = self.region.crc32c(place + HEADER_BYTES, header.length as usize, crc);
         }

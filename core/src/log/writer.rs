@@ -8,6 +8,7 @@ use antelog_protocol::wire::entry::{CRC_OFFSET, EntryHeader, EntryKind, HEADER_B
 use antelog_protocol::{ClientId, Lsn, ShardId};
 
 use super::{BlockIndex, LogReader, Shared};
+use crate::crc::crc32c;
 use crate::mem::Region;
 
 /// What happens when the region is full.
@@ -205,7 +206,7 @@ impl LogWriter {
     fn put(&mut self, header: EntryHeader, payload: &[u8], span: usize) {
         assert!(self.tail + span as u64 <= self.limit(), "shard {}'s log region overflows", self.shard);
         let mut bytes = header.encode();
-        let crc = crc32c::crc32c_append(crc32c::crc32c_append(self.crc, &bytes[..CRC_OFFSET]), payload);
+        let crc = crc32c(self.crc, &[&bytes[..CRC_OFFSET], payload]);
         bytes[CRC_OFFSET..].copy_from_slice(&crc.to_le_bytes());
         let at = self.shared.place(self.tail);
         self.shared.region.put(at, &bytes);

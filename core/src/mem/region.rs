@@ -160,7 +160,7 @@ impl Region {
     /// CRC-32C of a range, continued from `seed`.
     pub fn crc32c(&self, offset: usize, len: usize, seed: u32) -> u32 {
         // SAFETY: the slice lives for this call only; the caller reads published bytes (module text).
-        crc32c::crc32c_append(seed, unsafe { self.bytes(offset, len) })
+        crate::crc::crc32c(seed, &[unsafe { self.bytes(offset, len) }])
     }
 
     /// A view of published bytes without a copy.

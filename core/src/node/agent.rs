@@ -37,27 +37,41 @@ pub type AgentBuilder = Box<dyn FnOnce() -> Result<Box<dyn Agent>, String> + Sen
 #[derive(Default)]
 pub struct Invoked {
     agents: Vec<Box<dyn Agent>>,
+    /// Whose duty cycle is called, one after the other: places in `agents`, some more than once.
+    turns: Vec<usize>,
 }
 
 impl Invoked {
-    /// Builds all agents, on the calling thread.
+    /// Builds all agents, on the calling thread. Each has one turn in a step, in this order.
     ///
     /// # Errors
     /// The first builder's error; agents built before it are dropped.
     pub fn build(builders: Vec<AgentBuilder>) -> Result<Invoked, String> {
-        let agents = builders.into_iter().map(|build| build()).collect::<Result<_, _>>()?;
-        Ok(Invoked { agents })
+        let turns = (0..builders.len()).collect();
+        Invoked::build_in_turns(builders, turns)
     }
 
-    /// The agents, in the order in which they are called.
+    /// As [`build`](Self::build), with the turns of a step: numbers of builders. One may have several turns, so that what an
+    /// agent in between brings it is taken in the same step; every one has at least one, or this panics.
+    ///
+    /// # Errors
+    /// As `build`.
+    pub fn build_in_turns(builders: Vec<AgentBuilder>, turns: Vec<usize>) -> Result<Invoked, String> {
+        assert!((0..builders.len()).all(|agent| turns.contains(&agent)), "an agent without a turn: {turns:?}");
+        assert!(turns.iter().all(|turn| *turn < builders.len()), "a turn without an agent: {turns:?}");
+        let agents = builders.into_iter().map(|build| build()).collect::<Result<_, _>>()?;
+        Ok(Invoked { agents, turns })
+    }
+
+    /// The agents, in the order in which they were built.
     pub fn agents(&self) -> &[Box<dyn Agent>] {
         &self.agents
     }
 
-    /// One duty cycle of every agent; returns the work done.
+    /// All turns once; returns the work done.
     #[inline]
     pub fn step(&mut self, now_ns: u64) -> usize {
-        self.agents.iter_mut().map(|agent| agent.duty_cycle(now_ns)).sum()
+        self.turns.iter().map(|turn| self.agents[*turn].duty_cycle(now_ns)).sum()
     }
 
     /// The earliest deadline of all agents.
@@ -132,6 +146,7 @@ mod tests {
                 Box::new(agent(2, None, true)),
                 Box::new(agent(4, Some(5), false)),
             ],
+            turns: vec![0, 1, 2],
         };
         assert_eq!(group.step(33), 7);
         assert_eq!(*log.borrow(), [(1, 33), (2, 33), (4, 33)]);
@@ -139,7 +154,16 @@ mod tests {
         let mut fds = vec![0];
         group.wait_fds(&mut fds);
         assert_eq!(fds, [0, 1, 2, 4]);
-        group.stop(34);
+        group.turns = vec![1, 0, 1, 2];
+        assert_eq!(group.step(34), 9);
+        assert_eq!(log.borrow()[3..], [(2, 34), (1, 34), (2, 34), (4, 34)]);
+        group.stop(35);
+    }
+
+    #[test]
+    #[should_panic(expected = "without a turn")]
+    fn every_agent_has_a_turn() {
+        let _ = Invoked::build_in_turns(vec![Box::new(|| Err(String::new()))], Vec::new());
     }
 
     #[test]

@@ -200,6 +200,8 @@ impl<T: Transport> Agent for BackupAgent<T> {
 
     fn duty_cycle(&mut self, now_ns: u64) -> usize {
         let mut work = self.take_events();
+        // The acknowledgement of what has landed: the primary waits for it, and not for the verification.
+        self.transport.flush();
         work += self.admit();
         let verified = self.verify();
         self.send(now_ns);

@@ -231,19 +231,19 @@ impl<T: Transport> GateAgent<T> {
 
     /// Takes what shards say: answers go to their clients, order entries to the ledger and the relay.
     fn take_answers(&mut self) -> usize {
-        let mut count = 0;
+        let (mut count, mut last) = (0, 0);
         for port in 0..self.common.ports.len() {
             let shard = self.common.ports[port].shard;
             while let Some(bytes) = self.common.ports[port].answers.peek() {
                 count += 1;
                 match bus::to_gate(bytes) {
                     ToGate::Acknowledged { client, seq, position } => {
-                        if let Some(client) = client_of(&self.sessions, &mut self.clients, client) {
+                        if let Some(client) = client_of(&self.sessions, &mut self.clients, &mut last, client) {
                             client.answer(port, Answer::Acknowledged { shard, seq, position });
                         }
                     }
                     ToGate::Refused { client, seq, refusal } => {
-                        if let Some(client) = client_of(&self.sessions, &mut self.clients, client) {
+                        if let Some(client) = client_of(&self.sessions, &mut self.clients, &mut last, client) {
                             client.answer(port, Answer::Refused { shard, seq, refusal });
                         }
                     }
@@ -269,7 +269,7 @@ impl<T: Transport> GateAgent<T> {
         let applied = self.common.ledger.applied_index();
         while let Some(question) = self.common.tails.front().filter(|q| q.index.is_some_and(|i| i <= applied)) {
             let answer = Answer::Tail { token: question.client_token, position: self.common.ledger.committed() };
-            if let Some(client) = client_of(&self.sessions, &mut self.clients, question.client) {
+            if let Some(client) = client_of(&self.sessions, &mut self.clients, &mut 0, question.client) {
                 client.reply(answer);
             }
             self.common.tails.pop_front();
@@ -317,13 +317,18 @@ impl<T: Transport> GateAgent<T> {
     }
 }
 
-/// The connected client of a session.
+/// The connected client of a session. `last` is the slot found last: answers come in runs.
 fn client_of<'a>(
     sessions: &HashMap<ClientId, usize>,
     clients: &'a mut [Option<Box<Client>>],
+    last: &mut usize,
     session: ClientId,
 ) -> Option<&'a mut Client> {
-    clients[*sessions.get(&session)?].as_deref_mut()
+    let is_last = clients.get(*last).is_some_and(|c| c.as_ref().is_some_and(|c| c.session() == session));
+    if !is_last {
+        *last = *sessions.get(&session)?;
+    }
+    clients[*last].as_deref_mut()
 }
 
 fn follow(ledger: &mut Ledger, relay: &mut OrderLog, index: u64, entry: &[u8]) {

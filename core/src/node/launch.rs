@@ -34,8 +34,10 @@ pub struct ThreadPlan {
     pub spin_ns: u64,
     /// Its bed; the wakers were given to whoever brings it work.
     pub parker: Parker,
-    /// Its agents, built and called in this order.
+    /// Its agents, built in this order.
     pub agents: Vec<AgentBuilder>,
+    /// The order in which they are called: see [`Invoked::build_in_turns`].
+    pub turns: Vec<usize>,
 }
 
 /// Why a node did not start.
@@ -210,10 +212,10 @@ fn abandon(running: Running, starts: Vec<Sender<()>>, error: LaunchError) -> Lau
 
 /// The life of one thread: pin, build, report, wait for the start, run, stop.
 fn thread_body(plan: ThreadPlan, shared: &Shared, report: &Sender<Result<(), LaunchError>>, start: &Receiver<()>) {
-    let ThreadPlan { name, core, idle, spin_ns, mut parker, agents } = plan;
+    let ThreadPlan { name, core, idle, spin_ns, mut parker, agents, turns } = plan;
     let built = prepare_thread(&name, core).and_then(|()| {
-        let built =
-            catch_unwind(AssertUnwindSafe(|| Invoked::build(agents))).unwrap_or_else(|panic| Err(panic_text(&*panic)));
+        let built = catch_unwind(AssertUnwindSafe(|| Invoked::build_in_turns(agents, turns)))
+            .unwrap_or_else(|panic| Err(panic_text(&*panic)));
         built.map_err(|reason| LaunchError::Agent { thread: name.clone(), reason })
     });
     let mut agents = match built {

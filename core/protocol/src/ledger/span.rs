@@ -219,8 +219,8 @@ impl Span {
         (cut < self.cuts_total()).then(|| member.first_lsn.plus((cut + 1) * quota))
     }
 
-    /// Position of a member's slot.
-    pub(super) fn position(&self, shard: ShardId, lsn: Lsn) -> Option<Position> {
+    /// Position of a member's slot, and how many slots from it on are left of the member's part of the cut.
+    pub(super) fn position_run(&self, shard: ShardId, lsn: Lsn) -> Option<(Position, u64)> {
         let index = self.member_index(shard)?;
         let member = self.members[index];
         let slots = lsn.0.checked_sub(member.first_lsn.0)?;
@@ -228,8 +228,9 @@ impl Span {
             WindowMode::Fixed => {
                 let quota = u64::from(member.quota);
                 let cut = slots.checked_div(quota)?;
+                let inside = slots - cut * quota;
                 (cut < self.cuts_total())
-                    .then(|| self.start.plus(cut * self.quota_sum + self.before[index] + slots % quota))
+                    .then(|| (self.start.plus(cut * self.quota_sum + self.before[index] + inside), quota - inside))
             }
             WindowMode::Free => {
                 // The first row that ends beyond the slot.
@@ -237,7 +238,7 @@ impl Span {
                 let (previous, this) = (self.row(row)?, self.row(row + 1)?);
                 let inside = lsn.0.checked_sub(previous[1 + index])?;
                 let before: u64 = (0..index).map(|k| this[1 + k] - previous[1 + k]).sum();
-                Some(Position(previous[0] + before + inside))
+                Some((Position(previous[0] + before + inside), this[1 + index] - lsn.0))
             }
         }
     }

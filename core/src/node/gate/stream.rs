@@ -2,11 +2,12 @@
 
 use antelog_protocol::ledger::Ledger;
 use antelog_protocol::wire::session::{Reply, SESSION_HEAD_BYTES_MAX, stream_bytes};
-use antelog_protocol::{Lsn, Position};
+use antelog_protocol::{Lsn, Position, ShardId};
 
 use crate::channel::Ring;
 use crate::log::{Cursor, Item, Overrun};
 use crate::node::bus::ShardPort;
+use crate::transport::Full;
 
 /// Messages one stream may take of a cycle, so that a reader of old records does not hold up the tail of others.
 const MESSAGES_PER_CYCLE: usize = 128;
@@ -86,6 +87,8 @@ pub(super) fn deliver(
         Err(Overrun) => return (delivered, trimmed()),
     };
     let view = ledger.view();
+    // The cursor's position, and how many slots from it on have consecutive ones.
+    let (mut position, mut run) = (Position(0), 0);
     let end = loop {
         if cursor.lsn >= deliverable {
             break Delivery::Caught;
@@ -93,14 +96,12 @@ pub(super) fn deliver(
         if delivered.messages == MESSAGES_PER_CYCLE {
             break Delivery::More;
         }
-        // I13: without a grant there is no position to speculate with.
-        let Some(position) = ledger.position(port.shard, cursor.lsn) else { break Delivery::Caught };
-        if port.log.check(cursor.at).is_err() {
-            // A cursor that waited for its slot may stand at an entry that is gone while the slot itself is there.
-            let Ok(found) = port.log.seek(cursor.lsn) else { break trimmed() };
-            cursor = found;
+        if run == 0 {
+            // I13: without a grant there is no position to speculate with.
+            let Some(found) = ledger.position_run(port.shard, cursor.lsn) else { break Delivery::Caught };
+            (position, run) = found;
         }
-        let Ok(item) = port.log.item(&mut cursor) else { break trimmed() };
+        let Ok(item) = item(port, &mut cursor) else { break trimmed() };
         let mut head = [0; SESSION_HEAD_BYTES_MAX];
         match item {
             Item::Record { header, offset } => {
@@ -127,6 +128,7 @@ pub(super) fn deliver(
                 }
                 stream.sent += bytes;
                 cursor = Cursor { at: cursor.at + header.span_bytes() as u64, lsn: cursor.lsn.plus(1) };
+                (position, run) = (position.plus(1), run - 1);
                 delivered.records += 1;
             }
             Item::NoOps { count } => {
@@ -134,21 +136,43 @@ pub(super) fn deliver(
                     break Delivery::Caught;
                 }
                 let most = count.min(deliverable.0 - cursor.lsn.0);
-                let count = ledger.run_length(port.shard, cursor.lsn, most);
-                let (lsn, short) = (cursor.lsn, u32::try_from(count).unwrap_or(u32::MAX));
-                let reply = Reply::NoOps { stream: stream.id, lsn, position, count: short, view };
-                let (len, _) = reply.encode(&mut head);
-                if ring.push(&[&head[..len]]).is_err() {
+                let Ok(passed) = no_ops(stream.id, port.shard, (cursor.lsn, position), most, ledger, ring) else {
                     break Delivery::RingFull;
-                }
+                };
                 stream.sent += stream_bytes(0);
-                cursor.lsn = cursor.lsn.plus(short.into());
+                cursor.lsn = cursor.lsn.plus(passed);
+                run = 0;
             }
         }
         delivered.messages += 1;
     };
     stream.cursor = Some(cursor);
     (delivered, end)
+}
+
+/// What is at a cursor whose slot may be delivered.
+fn item(port: &ShardPort, cursor: &mut Cursor) -> Result<Item, Overrun> {
+    if port.log.check(cursor.at).is_err() {
+        // A cursor that waited for its slot may stand at an entry that is gone while the slot itself is there.
+        *cursor = port.log.seek(cursor.lsn)?;
+    }
+    port.log.item(cursor)
+}
+
+/// Delivers slots without records, at most `most`, as far as they have consecutive positions; returns how many.
+fn no_ops(
+    stream: u32,
+    shard: ShardId,
+    (lsn, position): (Lsn, Position),
+    most: u64,
+    ledger: &Ledger,
+    ring: &mut Ring,
+) -> Result<u64, Full> {
+    let count = u32::try_from(ledger.run_length(shard, lsn, most)).unwrap_or(u32::MAX);
+    let mut head = [0; SESSION_HEAD_BYTES_MAX];
+    let (len, _) = Reply::NoOps { stream, lsn, position, count, view: ledger.view() }.encode(&mut head);
+    ring.push(&[&head[..len]])?;
+    Ok(count.into())
 }
 
 /// Where the stream begins; `None` until windows up to its position are known.

@@ -64,7 +64,8 @@ fn ticker(seen: &Arc<Seen>, panic_at: u64) -> AgentBuilder {
 
 fn thread_plan(name: &str, idle: Idle, agents: Vec<AgentBuilder>) -> ThreadPlan {
     let (parker, _waker) = Parker::new().unwrap();
-    ThreadPlan { name: name.to_owned(), core: None, idle, spin_ns: 1000, parker, agents }
+    let turns = (0..agents.len()).collect();
+    ThreadPlan { name: name.to_owned(), core: None, idle, spin_ns: 1000, parker, agents, turns }
 }
 
 fn wait_for(condition: impl Fn() -> bool) {
@@ -205,6 +206,7 @@ fn parked_agents_wake_each_other_through_queues() {
             spin_ns: 0,
             parker: parkers.pop().unwrap(),
             agents: players.split_off(placement.agents.start),
+            turns: (0..placement.agents.len()).collect(),
         });
         let running = launch(plans.collect()).unwrap();
         wait_for(|| running.finished() || reached.load(Ordering::Relaxed) == LAST);
