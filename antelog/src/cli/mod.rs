@@ -4,6 +4,7 @@
 
 mod append;
 mod demo;
+mod members;
 mod nodes;
 mod output;
 mod profile;
@@ -60,6 +61,13 @@ enum Command {
     Read(query::ReadArgs),
     /// Print the first position that is not bound
     Tail(query::TailArgs),
+    /// Let shards join and leave the running log
+    Shard {
+        #[command(subcommand)]
+        command: members::ShardCommand,
+    },
+    /// Change how the running log is ordered
+    Ordering(members::OrderingArgs),
     /// Measure
     Profile {
         #[command(subcommand)]
@@ -101,6 +109,8 @@ pub fn main() -> ExitCode {
         Command::Subscribe(args) => subscribe::run(&args),
         Command::Read(args) => query::read(&args),
         Command::Tail(args) => query::tail(&args),
+        Command::Shard { command } => members::shard(&command),
+        Command::Ordering(args) => members::ordering(&args),
         Command::Profile { command } => profile::run(&command),
     };
     match result {
