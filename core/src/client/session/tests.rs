@@ -1,5 +1,6 @@
 //! The session against gates that are slow, vanish, contradict themselves and lie.
 
+mod changes;
 mod world;
 
 use antelog_protocol::Refusal;
