@@ -3,6 +3,7 @@
 //! A [`Client`] is a handle to a background thread that runs one session. Handles are cheap to clone and may be used from
 //! any number of threads; the thread ends when the last handle, [`Pending`] and [`Subscription`] is gone.
 
+mod appends;
 mod completion;
 mod driven;
 mod error;
@@ -16,21 +17,22 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use antelog_core::client::Slot;
 use antelog_core::client::session::{Session, SessionOptions};
+use antelog_core::client::{Membership, Slot};
 use antelog_core::node::Parker;
 use antelog_net_tcp::{Options, TcpTransport};
 use antelog_protocol::client::Scope;
 use antelog_protocol::wire::session::ClusterMap;
-use antelog_protocol::{ClientId, Position, ShardId};
+use antelog_protocol::{Change, ClientId, Position, ShardId};
 
 pub use driven::{DrivenSession, driven_session};
 pub use error::Error;
 pub use subscription::Subscription;
 
+use appends::Append;
 use completion::{Outcome, Permits, deadline, promise};
 use tcp::{Caller, TcpDialer, first_contact};
-use worker::{Append, Command, Handle};
+use worker::{Command, Handle};
 
 /// Most nodes that a client connects to.
 const GATES_MAX: u16 = 256;
@@ -92,6 +94,8 @@ struct Inner {
     options: ClientOptions,
     /// Per shard of the map.
     permits: Vec<Arc<Permits>>,
+    /// Of the appends that name no shard.
+    own_permits: Arc<Permits>,
     next_token: AtomicU64,
 }
 
@@ -122,7 +126,9 @@ impl Client {
         let mut session = SessionOptions::new(client, options.addresses.clone());
         session.ring_bytes = ring_bytes;
         session.gates_max = GATES_MAX;
-        let (handle, thread) = start(session, dialer)?;
+        let own = map.shards[(client.0 % map.shards.len() as u128) as usize].0;
+        let (handle, thread) = start(session, dialer, own)?;
+        let own_permits = Permits::new(map.outstanding_max as usize);
         let permits = map.shards.iter().map(|_| Permits::new(map.outstanding_max as usize)).collect();
         Ok(Client(Arc::new(Inner {
             handle,
@@ -131,6 +137,7 @@ impl Client {
             client,
             options,
             permits,
+            own_permits,
             next_token: AtomicU64::new(0),
         })))
     }
@@ -153,7 +160,8 @@ impl Client {
     /// Appends a record and waits until it is bound to a position, for ever.
     ///
     /// `shard: None` means this client's own shard, chosen at random when it connected: so all its records keep their order,
-    /// and many clients spread over the shards. Waits however long the cluster is away: the record is sent again after
+    /// and many clients spread over the shards. When that shard takes no appends any more, because it leaves, they move
+    /// to one that does and keep their order all the same. An append that names its shard is refused then. Waits however long the cluster is away: the record is sent again after
     /// every lost connection and never appended twice.
     ///
     /// # Errors
@@ -163,10 +171,10 @@ impl Client {
     }
 
     /// Appends a record without waiting for its position: any number of appends may be under way, and those of one
-    /// thread to one shard are bound in the order of the calls.
+    /// thread that name the same shard, or none, are bound in the order of the calls.
     ///
-    /// Pushback: as many appends as the cluster's `outstanding_max` may be under way per shard; at the limit this call
-    /// waits for an acknowledgement.
+    /// Pushback: as many appends as the cluster's `outstanding_max` may be under way per shard named, and as many that name
+    /// none; at the limit this call waits for an acknowledgement.
     ///
     /// # Errors
     /// [`Error::TooLarge`], [`Error::UnknownShard`], [`Error::Closed`]; nothing was appended then.
@@ -176,13 +184,13 @@ impl Client {
         if record.len() > limit_bytes {
             return Err(Error::TooLarge { bytes: record.len(), limit_bytes });
         }
-        let index = match shard.into() {
-            Some(shard) => self.shard_index(shard)?,
-            None => (self.0.client.0 % self.0.map.shards.len() as u128) as usize,
+        let shard = shard.into();
+        let permits = match shard {
+            Some(shard) => &self.0.permits[self.shard_index(shard)?],
+            None => &self.0.own_permits,
         };
         let (promise, outcome) = promise();
-        let permit = Permits::take(&self.0.permits[index]);
-        let shard = self.0.map.shards[index].0;
+        let permit = Permits::take(permits);
         self.0.handle.send(Command::Append(Append { shard, record: record.into(), promise, permit }))?;
         Ok(Pending { outcome, shard, _client: self.clone() })
     }
@@ -224,6 +232,37 @@ impl Client {
         self.answer(&outcome, token, self.0.options.connect_timeout, || "the question for the tail".into())
     }
 
+    /// Changes who takes part in the log or how it is ordered, and waits until the order stream shows it done: a shard that
+    /// joins takes appends, one that leaves has no slots any more, windows are ordered as asked. Asking for what is so
+    /// already changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::NotChanged`] when the cluster declines, [`Error::Timeout`] when it is not done by then, though it may still be
+    /// later; [`Error::Closed`].
+    pub fn change(&self, change: Change, timeout: Duration) -> Result<Membership, Error> {
+        self.ask_membership(Some(change), timeout)
+    }
+
+    /// Who takes part in the log, and how it is ordered: not older than this call.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] after the connect timeout, [`Error::Closed`].
+    pub fn membership(&self) -> Result<Membership, Error> {
+        self.ask_membership(None, self.0.options.connect_timeout)
+    }
+
+    fn ask_membership(&self, change: Option<Change>, timeout: Duration) -> Result<Membership, Error> {
+        let token = self.token();
+        let (promise, outcome) = promise();
+        self.0.handle.send(Command::Change { token, change, promise })?;
+        self.answer(&outcome, token, timeout, || match change {
+            Some(Change::Join(shard)) => format!("the request that shard {shard} join, which may still happen,"),
+            Some(Change::Leave(shard)) => format!("the request that shard {shard} leave, which may still happen,"),
+            Some(Change::Ordering(to)) => format!("the request for {} ordering, which may still happen,", to.name()),
+            None => "the question for the membership".into(),
+        })
+    }
+
     fn answer<R>(
         &self,
         outcome: &Outcome<R>,
@@ -263,7 +302,7 @@ impl Drop for Inner {
 #[must_use = "the append may fail; wait for it"]
 pub struct Pending {
     outcome: Outcome<Position>,
-    shard: ShardId,
+    shard: Option<ShardId>,
     /// The client's thread runs as long as somebody may wait for it.
     _client: Client,
 }
@@ -275,8 +314,8 @@ impl fmt::Debug for Pending {
 }
 
 impl Pending {
-    /// The shard it goes to.
-    pub fn shard(&self) -> ShardId {
+    /// The shard it names.
+    pub fn shard(&self) -> Option<ShardId> {
         self.shard
     }
 
@@ -307,7 +346,7 @@ fn random_id() -> Result<ClientId, Error> {
 }
 
 /// Starts the client's thread, which makes transport and session: neither can move between threads.
-fn start(options: SessionOptions, caller: Caller) -> Result<(Handle, JoinHandle<()>), Error> {
+fn start(options: SessionOptions, caller: Caller, own: ShardId) -> Result<(Handle, JoinHandle<()>), Error> {
     let (parker, waker) = Parker::new().map_err(|error| Error::System(format!("no descriptor left: {error}")))?;
     let handle = Handle::new(waker);
     let (report, reported) = mpsc::channel();
@@ -320,7 +359,7 @@ fn start(options: SessionOptions, caller: Caller) -> Result<(Handle, JoinHandle<
         match session {
             Ok(session) => {
                 let _ = report.send(Ok(()));
-                worker::run(session, parker, shared);
+                worker::run(session, own, parker, shared);
             }
             Err(error) => {
                 let _ = report.send(Err(error));

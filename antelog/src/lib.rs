@@ -7,8 +7,8 @@
 mod client;
 pub mod cluster;
 
-pub use antelog_core::client::{Record, Slot};
+pub use antelog_core::client::{Membership, Record, Slot};
 pub use antelog_protocol::client::{Event, Scope};
 pub use antelog_protocol::wire::session::ClusterMap;
-pub use antelog_protocol::{ClientId, Position, Refusal, ShardId};
+pub use antelog_protocol::{Change, ChangeError, ClientId, Member, Ordering, Position, Refusal, ShardId, WindowMode};
 pub use client::{Client, ClientOptions, DrivenSession, Error, Pending, Subscription, driven_session};

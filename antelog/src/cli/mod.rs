@@ -7,6 +7,7 @@ mod bench;
 mod demo;
 mod embedded;
 mod grid;
+mod members;
 mod nodes;
 mod output;
 mod profile;
@@ -63,6 +64,13 @@ enum Command {
     Read(query::ReadArgs),
     /// Print the first position that is not bound
     Tail(query::TailArgs),
+    /// Let shards join and leave the running log
+    Shard {
+        #[command(subcommand)]
+        command: members::ShardCommand,
+    },
+    /// Change how the running log is ordered
+    Ordering(members::OrderingArgs),
     /// Measure
     Profile {
         #[command(subcommand)]
@@ -104,6 +112,8 @@ pub fn main() -> ExitCode {
         Command::Subscribe(args) => subscribe::run(&args),
         Command::Read(args) => query::read(&args),
         Command::Tail(args) => query::tail(&args),
+        Command::Shard { command } => members::shard(&command),
+        Command::Ordering(args) => members::ordering(&args),
         Command::Profile { command } => profile::run(&command),
     };
     match result {

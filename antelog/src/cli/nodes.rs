@@ -23,6 +23,9 @@ pub struct DevArgs {
     /// Shards, each a primary and a backup
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     shards: u16,
+    /// Shards more that stand by: `antelog shard add` lets them take part
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=64))]
+    standby: u16,
     /// Change a key of [cluster] or [launch], like cluster.tick_us=500
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
@@ -91,18 +94,20 @@ fn to_stderr() -> OperatorLog {
 
 /// Runs an embedded cluster until a signal.
 pub fn dev(args: &DevArgs) -> Outcome {
-    let mut config = embedded_config(args.shards, &args.listen, 10);
+    let mut config = embedded_config(args.shards + args.standby, &args.listen, 10);
     config.cluster.name = "dev".into();
+    config.shards.iter_mut().skip(args.shards.into()).for_each(|shard| shard.standby = true);
     let config = Config::parse(&config.to_string(), &overrides(&args.set)).map_err(|e| e.to_string())?;
     let mut signals = catch_signals()?;
     let cluster = Cluster::start(config, Nodes::All, to_stderr())?;
     let config = cluster.config();
     let addresses = cluster.client_addresses().join(", ");
     output::print(&format!(
-        "antelog dev: {} shards × (primary + backup) and a sequencer, {} ordering, {}\n\
+        "antelog dev: {}{} shards × (primary + backup) and a sequencer, {} ordering, {}\n\
          each replica keeps {} MiB in memory; nothing is written to disk\n\
          clients connect to {addresses}; Ctrl-C ends it",
-        config.shards.len(),
+        args.shards,
+        if args.standby > 0 { format!(" + {} standby", args.standby) } else { String::new() },
         config.cluster.ordering.name(),
         cluster.launch_text(),
         config.cluster.region_bytes >> 20,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use antelog_protocol::{Position, Refusal, ShardId};
+use antelog_protocol::{ChangeError, Position, Refusal, ShardId};
 
 /// Why an operation of a [`Client`](crate::Client) failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub enum Error {
         /// Its reason.
         refusal: Refusal,
     },
+    /// The change of membership was not made.
+    NotChanged(ChangeError),
     /// The log begins above what the subscription wants next.
     Trimmed {
         /// The first position still there.
@@ -74,6 +76,7 @@ impl fmt::Display for Error {
                 shards.iter().try_for_each(|shard| write!(f, " {shard}"))
             }
             Error::Refused { shard, refusal } => write!(f, "shard {shard} refused the append: {refusal}"),
+            Error::NotChanged(why) => why.fmt(f),
             Error::Trimmed { head } => {
                 write!(f, "the log no longer has what comes next: it begins at position {head}; subscribe from there")
             }

@@ -132,7 +132,10 @@ impl Due {
                     self.say(&Reply::ReadIs { token, result: ReadResult::Record(record) });
                 }
             }
-            Request::Tail { token } => self.say(&Reply::TailIs { token, position: Position(log.len() as u64) }),
+            Request::Tail { token } => {
+                self.say(&Reply::TailIs { token, position: Position(log.len() as u64), index: 0 });
+            }
+            Request::Change { .. } => panic!("nobody asks for a change here"),
         }
     }
 

@@ -3,38 +3,52 @@
 //! The queue of commands needs no bound of its own: appends hold a permit of their shard from before they are queued
 //! until they are answered, and every other command belongs to a thread that waits for it or to a subscription.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use antelog_core::client::session::{AppendError, Dialer, Session};
-use antelog_core::client::{Record, SessionHandler, Slot, SubscriptionId};
+use antelog_core::client::{Membership, Record, SessionHandler, Slot, SubscriptionId};
 use antelog_core::node::{Parker, Waker, now_ns};
 use antelog_core::transport::Transport;
 use antelog_protocol::client::{Event, Scope};
-use antelog_protocol::{Position, Refusal, ShardId};
+use antelog_protocol::{Change, ChangeError, Position, Refusal, ShardId};
 
-use super::completion::{Permit, Promise, lock};
+use super::appends::{Append, Appends, Sent};
+use super::completion::{Promise, lock};
 use super::error::Error;
 use super::subscription::{Fed, Feed};
-
-/// An append on its way.
-#[derive(Debug)]
-pub(super) struct Append {
-    pub(super) shard: ShardId,
-    pub(super) record: Record,
-    pub(super) promise: Promise<Position>,
-    pub(super) permit: Permit,
-}
 
 /// What the thread is asked to do.
 #[derive(Debug)]
 pub(super) enum Command {
     Append(Append),
-    Subscribe { token: u64, scope: Scope, from: Position, feed: Feed },
-    Unsubscribe { token: u64 },
-    Read { token: u64, position: Position, promise: Promise<Slot> },
-    Tail { token: u64, promise: Promise<Position> },
-    Cancel { token: u64 },
+    Subscribe {
+        token: u64,
+        scope: Scope,
+        from: Position,
+        feed: Feed,
+    },
+    Unsubscribe {
+        token: u64,
+    },
+    Read {
+        token: u64,
+        position: Position,
+        promise: Promise<Slot>,
+    },
+    Tail {
+        token: u64,
+        promise: Promise<Position>,
+    },
+    /// A change, or the question for the membership.
+    Change {
+        token: u64,
+        change: Option<Change>,
+        promise: Promise<Membership>,
+    },
+    Cancel {
+        token: u64,
+    },
 }
 
 #[derive(Debug, Default)]
@@ -122,23 +136,14 @@ impl Drop for Ended {
 /// What the session's answers are for.
 struct Desk {
     handle: Handle,
-    /// Per shard, in the order of their numbers.
-    appends: BTreeMap<ShardId, VecDeque<(u64, Append)>>,
+    appends: Appends,
     feeds: Vec<Fed>,
     reads: BTreeMap<u64, Promise<Slot>>,
     tails: BTreeMap<u64, Promise<Position>>,
+    changes: BTreeMap<u64, Promise<Membership>>,
 }
 
 impl Desk {
-    fn settle(&mut self, shard: ShardId, seq: u64, result: Result<Position, Error>) {
-        let Some(queue) = self.appends.get_mut(&shard) else { return };
-        let Some(at) = queue.iter().position(|(number, _)| *number == seq) else { return };
-        let Some((_, Append { promise, permit, .. })) = queue.remove(at) else { return };
-        // The permit first: whoever waits for the result may append the next record at once.
-        drop(permit);
-        promise.keep(result);
-    }
-
     fn feed(&self, id: SubscriptionId) -> Option<&Feed> {
         self.feeds.iter().find(|fed| fed.id == id).map(|fed| &fed.feed)
     }
@@ -152,11 +157,11 @@ impl Desk {
 
 impl SessionHandler for Desk {
     fn on_acknowledged(&mut self, shard: ShardId, seq: u64, position: Position) {
-        self.settle(shard, seq, Ok(position));
+        self.appends.on_acknowledged(shard, seq, position);
     }
 
     fn on_refused(&mut self, shard: ShardId, seq: u64, refusal: Refusal) {
-        self.settle(shard, seq, Err(Error::Refused { shard, refusal }));
+        self.appends.on_refused(shard, seq, refusal);
     }
 
     fn on_event(&mut self, subscription: SubscriptionId, event: Event<Record>) {
@@ -181,6 +186,12 @@ impl SessionHandler for Desk {
         }
     }
 
+    fn on_membership(&mut self, token: u64, answer: Result<Membership, ChangeError>) {
+        if let Some(promise) = self.changes.remove(&token) {
+            promise.keep(answer.map_err(Error::NotChanged));
+        }
+    }
+
     fn on_connection(&mut self, address: &str, error: Option<&str>) {
         let mut problems = lock(&self.handle.shared.problems);
         match error {
@@ -202,27 +213,31 @@ impl SessionHandler for Desk {
 struct Worker<T: Transport, D> {
     session: Session<T, D>,
     desk: Desk,
-    /// Appends that the session could not take yet, in order.
-    waiting: BTreeMap<ShardId, VecDeque<Append>>,
 }
 
-/// Runs until it is told to stop.
-pub(super) fn run<T: Transport, D: Dialer<T::Link>>(session: Session<T, D>, mut parker: Parker, handle: Handle) {
+/// Runs until it is told to stop. Appends that name no shard begin with `own`.
+pub(super) fn run<T: Transport, D: Dialer<T::Link>>(
+    session: Session<T, D>,
+    own: ShardId,
+    mut parker: Parker,
+    handle: Handle,
+) {
     let _ended = Ended(handle.clone());
     let desk = Desk {
         handle: handle.clone(),
-        appends: BTreeMap::new(),
+        appends: Appends::new(own),
         feeds: Vec::new(),
         reads: BTreeMap::new(),
         tails: BTreeMap::new(),
+        changes: BTreeMap::new(),
     };
-    let mut worker = Worker { session, desk, waiting: BTreeMap::new() };
+    let mut worker = Worker { session, desk };
     worker.session.set_waker(parker.waker());
     let mut fds = Vec::new();
     worker.session.wait_fds(&mut fds);
     let mut commands = Vec::new();
     while !handle.take(&mut commands) {
-        worker.append_waiting();
+        worker.desk.appends.send_waiting(|shard, append| send(&mut worker.session, shard, append));
         let mut work = commands.len();
         for command in commands.drain(..) {
             worker.act(command);
@@ -238,15 +253,9 @@ pub(super) fn run<T: Transport, D: Dialer<T::Link>>(session: Session<T, D>, mut 
 impl<T: Transport, D: Dialer<T::Link>> Worker<T, D> {
     fn act(&mut self, command: Command) {
         match command {
-            Command::Append(append) => match self.waiting.get_mut(&append.shard) {
-                // Order within a shard is the order of the calls.
-                Some(queue) => queue.push_back(append),
-                None => {
-                    if let Some(append) = self.append(append) {
-                        self.waiting.entry(append.shard).or_default().push_back(append);
-                    }
-                }
-            },
+            Command::Append(append) => {
+                self.desk.appends.append(append, |shard, append| send(&mut self.session, shard, append));
+            }
             Command::Subscribe { token, scope, from, feed } => {
                 let id = self.session.subscribe(scope, from);
                 self.desk.feeds.push(Fed { id, token, feed });
@@ -264,46 +273,31 @@ impl<T: Transport, D: Dialer<T::Link>> Worker<T, D> {
                 self.desk.tails.insert(token, promise);
                 self.session.tail(token);
             }
+            Command::Change { token, change, promise } => {
+                self.desk.changes.insert(token, promise);
+                match change {
+                    Some(change) => self.session.change(token, change),
+                    None => self.session.membership(token),
+                }
+            }
             Command::Cancel { token } => {
                 self.session.cancel(token);
                 self.desk.reads.remove(&token);
                 self.desk.tails.remove(&token);
+                self.desk.changes.remove(&token);
             }
         }
     }
+}
 
-    /// Appends; gives the append back when the session cannot take it yet.
-    fn append(&mut self, append: Append) -> Option<Append> {
-        let Append { shard, ref record, .. } = append;
-        match self.session.append_record(shard, record) {
-            Ok(seq) => {
-                self.desk.appends.entry(shard).or_default().push_back((seq, append));
-                return None;
-            }
-            Err(AppendError::Full | AppendError::NotConnectedYet) => return Some(append),
-            Err(AppendError::TooLarge { limit_bytes }) => {
-                let bytes = record.len();
-                append.promise.keep(Err(Error::TooLarge { bytes, limit_bytes }));
-            }
-            Err(AppendError::UnknownShard(shard)) => {
-                append.promise.keep(Err(Error::UnknownShard { shard, shards: Vec::new() }));
-            }
-        }
-        None
-    }
-
-    fn append_waiting(&mut self) {
-        if self.waiting.is_empty() {
-            return;
-        }
-        for (shard, mut queue) in std::mem::take(&mut self.waiting) {
-            while let Some(append) = queue.pop_front() {
-                if let Some(append) = self.append(append) {
-                    queue.push_front(append);
-                    self.waiting.insert(shard, queue);
-                    break;
-                }
-            }
-        }
-    }
+/// Hands an append to the session.
+fn send<T: Transport, D: Dialer<T::Link>>(session: &mut Session<T, D>, shard: ShardId, append: Append) -> Sent {
+    let error = match session.append_record(shard, &append.record) {
+        Ok(seq) => return Sent::As(seq, append),
+        Err(AppendError::Full | AppendError::NotConnectedYet) => return Sent::NotYet(append),
+        Err(AppendError::TooLarge { limit_bytes }) => Error::TooLarge { bytes: append.record.len(), limit_bytes },
+        Err(AppendError::UnknownShard(shard)) => Error::UnknownShard { shard, shards: Vec::new() },
+    };
+    append.settle(Err(error));
+    Sent::Never
 }

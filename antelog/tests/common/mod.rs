@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 /// How long anything may take before a test says that it hangs. No result depends on it.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(15);
 
 /// A running node or embedded cluster; killed when dropped.
 pub struct Server {
@@ -170,14 +170,19 @@ impl Drop for Folder {
 
 /// Two shards with a backup each, as five processes; region and record sizes from `cluster`.
 pub fn cluster_file(folder: &Folder, host: &str, cluster: &str) -> (String, String) {
-    let ports = free_ports(5, host.trim_matches(['[', ']']));
+    cluster_file_of(folder, host, cluster, &[false, false])
+}
+
+/// Shards with a backup each, of which some stand by: the sequencer is node 0, shard `s` has nodes `1 + 2 s` and `2 + 2 s`.
+pub fn cluster_file_of(folder: &Folder, host: &str, cluster: &str, standby: &[bool]) -> (String, String) {
+    let ports = free_ports(1 + 2 * standby.len(), host.trim_matches(['[', ']']));
     let mut text = format!("[cluster]\nname = \"test\"\n{cluster}\n");
-    for shard in 0..2 {
-        text += &format!("[[shard]]\nid = {shard}\n");
+    for (shard, standby) in standby.iter().enumerate() {
+        text += &format!("[[shard]]\nid = {shard}\nstandby = {standby}\n");
     }
     let p = &ports;
     text += &format!("[[node]]\nid = 0\nrole = \"sequencer\"\nlisten = \"{host}:{}\"\n", p[0]);
-    for shard in 0..2 {
+    for shard in 0..standby.len() {
         let (clients, listen) = (p[1 + shard * 2], p[2 + shard * 2]);
         let (primary, backup) = (1 + shard * 2, 2 + shard * 2);
         text += &format!(

@@ -153,6 +153,11 @@ impl Ledger {
         self.spans.back().map_or(&[], |s| &s.members)
     }
 
+    /// First window, and its first position, of the newest run of windows with the same mode, members and quotas.
+    pub fn newest_run(&self) -> Option<(u64, Position)> {
+        self.spans.back().map(|s| (s.window, s.start))
+    }
+
     /// Shards failed so far, newest last.
     pub fn failed(&self) -> impl DoubleEndedIterator<Item = &Failed> {
         self.failed.iter()

@@ -17,10 +17,10 @@ use alloc::vec::Vec;
 use crate::ledger::{Applied, Contradiction, Ledger, grant_head};
 use crate::limits::{QUOTA_MAX, SHARDS_MAX, WINDOW_CUTS_MAX};
 use crate::types::{Beat, CutPoint, Lsn, Member, Ordering, ShardId, WindowMode};
+pub use crate::types::{Change, ChangeError};
 use crate::wire::node::{Report, Target};
 use crate::wire::order::{ORDER_ENTRY_BYTES_MAX, OrderEntry, encode_cut, encode_free_cut, encode_grant};
 use members::Part;
-pub use members::{Change, ChangeError};
 use progress::{Answers, Asked, Progress};
 use quota::Arrivals;
 

@@ -227,3 +227,38 @@ impl fmt::Display for Refusal {
         }
     }
 }
+
+/// A change that an operator asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The shard becomes a member at the next edge.
+    Join(ShardId),
+    /// The shard takes no more appends and leaves when what it holds is ordered.
+    Leave(ShardId),
+    /// Other windows are granted from the next edge on.
+    Ordering(Ordering),
+}
+
+/// Why a change was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangeError {
+    /// The cluster is configured without such a shard.
+    UnknownShard(ShardId),
+    /// Without it no shard would take appends.
+    LastShard(ShardId),
+}
+
+impl fmt::Display for ChangeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ChangeError::UnknownShard(shard) => {
+                write!(f, "the cluster is configured without a shard {shard}; add it to the configuration as a standby")
+            }
+            ChangeError::LastShard(shard) => {
+                write!(f, "shard {shard} cannot leave: no other shard would take appends; add one first")
+            }
+        }
+    }
+}
+
+impl core::error::Error for ChangeError {}

@@ -9,7 +9,8 @@ pub mod session;
 use std::sync::Arc;
 
 use antelog_protocol::client::Event;
-use antelog_protocol::{Position, Refusal, ShardId};
+use antelog_protocol::ledger::Ledger;
+use antelog_protocol::{ChangeError, Member, Position, Refusal, ShardId, WindowMode};
 
 /// A record's bytes, shared between the merge (until confirmed) and the user.
 pub type Record = Arc<[u8]>;
@@ -29,11 +30,44 @@ pub enum Slot {
     Trimmed(Position),
 }
 
+/// Who takes part in the log, and how it is ordered, by the newest grant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Membership {
+    /// First window of which this holds.
+    pub window: u64,
+    /// The first position of that window.
+    pub position: Position,
+    /// How positions are bound.
+    pub mode: WindowMode,
+    /// The shards that are or were members, in id order; one that only stands by is not listed.
+    pub members: Vec<Member>,
+}
+
+impl Membership {
+    /// `None` when no window is granted.
+    pub fn of(ledger: &Ledger) -> Option<Membership> {
+        let ((window, position), mode) = ledger.newest_run().zip(ledger.mode())?;
+        Some(Membership { window, position, mode, members: ledger.members().to_vec() })
+    }
+
+    /// A shard's part; `None` while it was never a member.
+    pub fn member(&self, shard: ShardId) -> Option<&Member> {
+        self.members.iter().find(|m| m.shard == shard)
+    }
+}
+
 /// What a session tells its owner, from inside its duty cycle.
 pub trait SessionHandler {
     /// The append is bound at `position`, for ever.
     fn on_acknowledged(&mut self, shard: ShardId, seq: u64, position: Position);
-    /// The append was refused and will not be retried.
+    /// The append was refused and will not be retried: the record is not in the log.
+    ///
+    /// A refusal breaks the sequence of its shard: records of this session behind it are refused too, as
+    /// [`Refusal::Gap`] or, when none came before, [`Refusal::UnknownSession`], and the session takes no further append to that
+    /// shard until all are answered. After [`Refusal::Closed`] an owner that is free to choose the shard waits for
+    /// these answers and then appends what was refused, in the order of its numbers, to the shard named `instead`,
+    /// before anything new: so its records keep their order. It need not look for anything else: a shard that takes
+    /// appends again says so by taking them.
     fn on_refused(&mut self, shard: ShardId, seq: u64, refusal: Refusal);
     /// A subscription delivers, confirms or fails.
     fn on_event(&mut self, subscription: SubscriptionId, event: Event<Record>);
@@ -43,6 +77,8 @@ pub trait SessionHandler {
     fn on_read(&mut self, token: u64, position: Position, slot: Slot);
     /// The answer to a question for the tail: the first position that was not bound.
     fn on_tail(&mut self, token: u64, position: Position);
+    /// The answer to a change, once the order stream shows it, or to a question for the membership.
+    fn on_membership(&mut self, _token: u64, _answer: Result<Membership, ChangeError>) {}
     /// The connection to a gate came up (`error` is `None`) or was lost, or an attempt failed. The session goes on
     /// trying by itself.
     fn on_connection(&mut self, address: &str, error: Option<&str>);

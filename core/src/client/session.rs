@@ -26,7 +26,7 @@ use std::os::fd::RawFd;
 use antelog_protocol::client::Scope;
 use antelog_protocol::limits::SHARDS_MAX;
 use antelog_protocol::wire::session::{ClusterMap, Reply, SESSION_HEAD_BYTES_MAX};
-use antelog_protocol::{ClientId, Position, ShardId};
+use antelog_protocol::{Change, ClientId, Position, ShardId};
 
 pub use options::{AppendError, Dialed, Dialer, RING_BYTES_MIN, SessionOptions, SetupError};
 
@@ -37,7 +37,7 @@ use crate::node::Waker;
 use crate::transport::{DownReason, Event, PeerId, Transport};
 use appends::Appends;
 use gate::{Gate, Link};
-use order::{Change, Order};
+use order::{Order, Told};
 use questions::Questions;
 use streams::{Got, Streams};
 
@@ -196,7 +196,20 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
         self.timer_ns = 0;
     }
 
-    /// Forgets the reads and tails asked for under `token`: nothing follows for them.
+    /// Asks for a change of membership or ordering; `on_membership` follows once the order stream shows it done, or at once
+    /// with the reason why it was not taken. Asked again after a lost connection, and made once.
+    pub fn change(&mut self, token: u64, change: Change) {
+        self.questions.change(token, Some(change));
+        self.timer_ns = 0;
+    }
+
+    /// Asks who takes part in the log and how it is ordered; `on_membership` follows.
+    pub fn membership(&mut self, token: u64) {
+        self.questions.change(token, None);
+        self.timer_ns = 0;
+    }
+
+    /// Forgets what was asked for under `token`: nothing follows for it. A change that was asked for may still be made.
     pub fn cancel(&mut self, token: u64) {
         self.questions.cancel(token);
     }
@@ -206,7 +219,7 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
         self.appends.outstanding()
     }
 
-    /// True when no append, read or tail waits for its answer.
+    /// True when no append and no question waits for its answer.
     pub fn idle(&self) -> bool {
         self.appends.outstanding() == 0 && self.questions.len() == 0
     }
@@ -385,13 +398,15 @@ impl Parts<'_> {
                 streams.on_slots(gate, order.ledger(), stream, got)
             }
             Reply::Order { index, entry } => {
-                let change = order.on_entry(gate, index, entry)?;
-                act_on(change, order, streams, appends, handler);
+                let told = order.on_entry(gate, index, entry)?;
+                act_on(told, order, streams, appends, handler);
+                questions.on_moved(order.ledger(), handler);
                 Ok(())
             }
             Reply::Snapshot { index, base, entries, view } => {
-                let change = order.on_snapshot(gate, (index, base, entries, view))?;
-                act_on(change, order, streams, appends, handler);
+                let told = order.on_snapshot(gate, (index, base, entries, view))?;
+                act_on(told, order, streams, appends, handler);
+                questions.on_moved(order.ledger(), handler);
                 Ok(())
             }
             Reply::Refused { shard, seq, refusal } => {
@@ -411,21 +426,24 @@ impl Parts<'_> {
                 Ok(())
             }
             Reply::ReadIs { token, result } => questions.on_read(appends, token, result, handler),
-            Reply::TailIs { token, position } => questions.on_tail(token, position, handler),
+            Reply::TailIs { token, position, index } => {
+                questions.on_tail(order.ledger(), token, (position, index), handler)
+            }
+            Reply::ChangeIs { token, outcome } => questions.on_change(order.ledger(), token, outcome, handler),
         }
     }
 }
 
 /// Tells the subscriptions what became of the ledger.
-fn act_on(change: Change, order: &Order, streams: &mut Streams, appends: &Appends, handler: &mut impl SessionHandler) {
-    match change {
-        Change::None => {}
-        Change::Moved => streams.on_moved(),
-        Change::ViewChanged => match order.ledger().failed().last() {
+fn act_on(told: Told, order: &Order, streams: &mut Streams, appends: &Appends, handler: &mut impl SessionHandler) {
+    match told {
+        Told::None => {}
+        Told::Moved => streams.on_moved(),
+        Told::ViewChanged => match order.ledger().failed().last() {
             Some(failed) => streams.on_view_change(failed),
             None => streams.on_moved(),
         },
-        Change::ViewsMissed => streams.restart_all(order.ledger(), appends, handler),
+        Told::ViewsMissed => streams.restart_all(order.ledger(), appends, handler),
     }
 }
 

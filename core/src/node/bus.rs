@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use antelog_protocol::wire::change::{ChangeOutcome, change_code, change_from, outcome_code, outcome_from};
 use antelog_protocol::wire::session::{refusal_code, refusal_from};
-use antelog_protocol::{ClientId, Lsn, Position, Refusal, ShardId};
+use antelog_protocol::{Change, ClientId, Lsn, Position, Refusal, ShardId};
 
 use crate::channel::spsc::{Consumer, Producer};
 use crate::log::LogReader;
@@ -33,6 +34,15 @@ pub enum ToShard<'a> {
     ReadIndex {
         /// Chosen by the gate.
         token: u64,
+    },
+    /// Ask the sequencer for a change.
+    Change {
+        /// The session that asks.
+        client: ClientId,
+        /// The session's number for it.
+        token: u64,
+        /// What is to change.
+        change: Change,
     },
 }
 
@@ -71,6 +81,15 @@ pub enum ToGate<'a> {
         /// The index to apply before reading.
         index: u64,
     },
+    /// The answer to `Change`.
+    ChangeIs {
+        /// The session that asked.
+        client: ClientId,
+        /// The session's number for it.
+        token: u64,
+        /// What became of it.
+        outcome: ChangeOutcome,
+    },
 }
 
 /// The head of an append message; the record follows it.
@@ -90,6 +109,22 @@ pub fn read_index(token: u64) -> [u8; 16] {
     bytes
 }
 
+/// A `Change` message.
+pub fn change(client: ClientId, token: u64, change: Change) -> [u8; 32] {
+    let (kind, detail) = change_code(change);
+    let mut bytes = [0; 32];
+    bytes[0] = 3;
+    bytes[2..4].copy_from_slice(&kind.to_le_bytes());
+    bytes[4..8].copy_from_slice(&detail.to_le_bytes());
+    bytes[8..24].copy_from_slice(&client.0.to_le_bytes());
+    bytes[24..].copy_from_slice(&token.to_le_bytes());
+    bytes
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[at..at + 8]);
@@ -107,6 +142,13 @@ pub fn to_shard(bytes: &[u8]) -> ToShard<'_> {
     match bytes[0] {
         1 => ToShard::Append { client: client_at(bytes, 8), seq: u64_at(bytes, 24), record: &bytes[32..] },
         2 => ToShard::ReadIndex { token: u64_at(bytes, 8) },
+        3 => {
+            let detail = u32::from(u16_at(bytes, 4)) | u32::from(u16_at(bytes, 6)) << 16;
+            match change_from(u16_at(bytes, 2), detail) {
+                Ok(change) => ToShard::Change { client: client_at(bytes, 8), token: u64_at(bytes, 24), change },
+                Err(error) => unreachable!("a message to a shard asks for no change: {error}"),
+            }
+        }
         tag => unreachable!("no message to a shard has the tag {tag}"),
     }
 }
@@ -148,6 +190,14 @@ pub fn read_index_is(token: u64, index: u64) -> [u8; 24] {
     bytes
 }
 
+/// A `ChangeIs` message.
+pub fn change_is(client: ClientId, token: u64, outcome: ChangeOutcome) -> [u8; ANSWER_BYTES] {
+    let (code, shard, index) = outcome_code(outcome);
+    let mut bytes = answer(5, code as u8, client, token, index);
+    bytes[2..4].copy_from_slice(&shard.to_le_bytes());
+    bytes
+}
+
 /// Reads a message to the gate. The queue carries only this module's messages: anything else is a bug and panics.
 pub fn to_gate(bytes: &[u8]) -> ToGate<'_> {
     match bytes[0] {
@@ -162,6 +212,10 @@ pub fn to_gate(bytes: &[u8]) -> ToGate<'_> {
         }
         3 => ToGate::Order { index: u64_at(bytes, 8), entry: &bytes[ORDER_HEAD_BYTES..] },
         4 => ToGate::ReadIndexIs { token: u64_at(bytes, 8), index: u64_at(bytes, 16) },
+        5 => match outcome_from(bytes[1].into(), u16_at(bytes, 2), u64_at(bytes, 32)) {
+            Ok(outcome) => ToGate::ChangeIs { client: client_at(bytes, 8), token: u64_at(bytes, 24), outcome },
+            Err(error) => unreachable!("a message to a gate says nothing of a change: {error}"),
+        },
         tag => unreachable!("no message to a gate has the tag {tag}"),
     }
 }
@@ -216,6 +270,8 @@ pub struct GatePort {
 
 #[cfg(test)]
 mod tests {
+    use antelog_protocol::ChangeError;
+
     use super::*;
 
     #[test]
@@ -234,11 +290,17 @@ mod tests {
             Refusal::RegionFull { region_bytes: 10 },
             Refusal::NotHere,
             Refusal::Failed,
+            Refusal::Closed { instead: ShardId(700) },
         ] {
             assert_eq!(to_gate(&refused(client, 7, refusal)), ToGate::Refused { client, seq: 7, refusal });
         }
         let order = [&order_head(4)[..], &[1, 2]].concat();
         assert_eq!(to_gate(&order), ToGate::Order { index: 4, entry: &[1, 2] });
         assert_eq!(to_gate(&read_index_is(1, 2)), ToGate::ReadIndexIs { token: 1, index: 2 });
+        let asked = Change::Leave(ShardId(0x0102));
+        assert_eq!(to_shard(&change(client, 8, asked)), ToShard::Change { client, token: 8, change: asked });
+        for outcome in [Ok(7), Err(ChangeError::LastShard(ShardId(0x0102)))] {
+            assert_eq!(to_gate(&change_is(client, 8, outcome)), ToGate::ChangeIs { client, token: 8, outcome });
+        }
     }
 }

@@ -257,6 +257,11 @@ impl<T: Transport> GateAgent<T> {
                             question.index.get_or_insert(index);
                         }
                     }
+                    ToGate::ChangeIs { client, token, outcome } => {
+                        if let Some(client) = client_of(&self.sessions, &mut self.clients, &mut 0, client) {
+                            client.reply(Answer::Changed { token, outcome });
+                        }
+                    }
                 }
                 self.common.ports[port].answers.consume();
             }
@@ -268,7 +273,8 @@ impl<T: Transport> GateAgent<T> {
         let mut count = 0;
         let applied = self.common.ledger.applied_index();
         while let Some(question) = self.common.tails.front().filter(|q| q.index.is_some_and(|i| i <= applied)) {
-            let answer = Answer::Tail { token: question.client_token, position: self.common.ledger.committed() };
+            let (token, position) = (question.client_token, self.common.ledger.committed());
+            let answer = Answer::Tail { token, position, index: applied };
             if let Some(client) = client_of(&self.sessions, &mut self.clients, &mut 0, question.client) {
                 client.reply(answer);
             }

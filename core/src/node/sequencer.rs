@@ -3,17 +3,20 @@
 //! Decisions are [`antelog_protocol::sequencer::Sequencer`]'s. The single sequencer is a group of one: a proposal is
 //! committed when it is appended to the order log, and takes effect only from there.
 
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::mpsc::Sender;
 
-use antelog_protocol::ShardId;
 use antelog_protocol::sequencer::{Sequencer, SequencerConfig, SequencerOut};
+use antelog_protocol::wire::change::ChangeOutcome;
 use antelog_protocol::wire::node::{NODE_MESSAGE_BYTES_MAX, NodeMessage, ORDER_HEAD_BYTES, Report, Target};
 use antelog_protocol::wire::order::ORDER_ENTRY_BYTES_MAX;
+use antelog_protocol::{Change, ClientId, ShardId};
 
 use super::agent::Agent;
 use super::mailbox::{Admission, Mailbox, Notice};
 use super::order_log::OrderLog;
+use super::shard::CHANGES_MAX;
 use crate::counters::{Counter, Counters};
 use crate::transport::{DownReason, Event, MessageHandle, PeerId, Transport};
 
@@ -24,6 +27,9 @@ pub const ORDER_CREDIT: u64 = 256;
 const ORDER_ENTRIES_MAX: usize = 1 << 16;
 /// Bytes of order entries kept for followers.
 const ORDER_BYTES_MAX: usize = 8 << 20;
+
+/// Changes remembered, so that one that is asked for again is answered and not made again after others have followed.
+const CHANGES_REMEMBERED: usize = 1024;
 
 /// A replica that follows the order stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +68,23 @@ struct Follower {
     target: Option<Target>,
     /// A `ReadIndex` that was not answered: its token.
     read_index: Option<u64>,
+    /// Answers to changes that have not left.
+    changes: VecDeque<Changed>,
+}
+
+/// A change that was decided on.
+#[derive(Clone, Copy, Debug)]
+struct Changed {
+    client: ClientId,
+    token: u64,
+    outcome: ChangeOutcome,
+}
+
+/// What a replica says.
+enum Heard {
+    Report(Report),
+    ReadIndex(u64),
+    Change(ClientId, u64, Change),
 }
 
 /// The protocol's effects.
@@ -104,6 +127,8 @@ pub struct SequencerAgent<T: Transport> {
     order: OrderLog,
     proposal: Vec<u8>,
     followers: Vec<Follower>,
+    /// The newest changes, oldest first.
+    changes: VecDeque<Changed>,
     mailbox: Mailbox<Admission<T::Link>>,
     notices: Sender<Notice>,
     events: Box<[Event]>,
@@ -117,7 +142,15 @@ impl<T: Transport> SequencerAgent<T> {
     pub fn new(parts: SequencerParts<T::Link>, transport: T) -> SequencerAgent<T> {
         let followers = parts.replicas.iter().enumerate().map(|(at, replica)| {
             assert!(usize::from(replica.peer.0) == at, "replicas are numbered by their place");
-            Follower { replica: *replica, connected: false, next: None, applied: 0, target: None, read_index: None }
+            Follower {
+                replica: *replica,
+                connected: false,
+                next: None,
+                applied: 0,
+                target: None,
+                read_index: None,
+                changes: VecDeque::new(),
+            }
         });
         let counters = SequencerCounters {
             reports: parts.counters.register("reports"),
@@ -136,6 +169,7 @@ impl<T: Transport> SequencerAgent<T> {
             order: OrderLog::new(0, ORDER_ENTRIES_MAX, ORDER_BYTES_MAX),
             proposal: Vec::with_capacity(ORDER_ENTRY_BYTES_MAX),
             followers: followers.collect(),
+            changes: VecDeque::with_capacity(CHANGES_REMEMBERED),
             mailbox: parts.mailbox,
             notices: parts.notices,
             events: vec![Event::Notified { peer: PeerId(0), value: 0 }; 64].into_boxed_slice(),
@@ -187,17 +221,22 @@ impl<T: Transport> SequencerAgent<T> {
 
     fn on_message(&mut self, now_ns: u64, peer: PeerId, handle: MessageHandle) {
         let message = match NodeMessage::decode(self.transport.message(handle)) {
-            Ok(NodeMessage::Report(report)) => Some(Ok(report)),
-            Ok(NodeMessage::ReadIndex { token }) => Some(Err(token)),
+            Ok(NodeMessage::Report(report)) => Some(Heard::Report(report)),
+            Ok(NodeMessage::ReadIndex { token }) => Some(Heard::ReadIndex(token)),
+            Ok(NodeMessage::Change { client, token, change }) => Some(Heard::Change(client, token, change)),
             _ => None,
         };
         self.transport.release(handle);
         let follower = &mut self.followers[usize::from(peer.0)];
         match message {
-            Some(Ok(report)) if self.order.last_index() >= report.applied_index => {
+            Some(Heard::Report(report)) if self.order.last_index() >= report.applied_index => {
                 self.on_report(now_ns, peer, &report);
             }
-            Some(Err(token)) => follower.read_index = Some(token),
+            Some(Heard::ReadIndex(token)) => follower.read_index = Some(token),
+            Some(Heard::Change(client, token, change)) if follower.changes.len() < CHANGES_MAX => {
+                let changed = self.change(now_ns, client, token, change);
+                self.followers[usize::from(peer.0)].changes.push_back(changed);
+            }
             _ => {
                 self.transport.fence(peer);
                 self.on_down(peer, DownReason::Protocol);
@@ -222,9 +261,26 @@ impl<T: Transport> SequencerAgent<T> {
         }
     }
 
+    /// Makes a change, unless it was made before: an answer that was lost must not undo what others have changed since.
+    fn change(&mut self, now_ns: u64, client: ClientId, token: u64, change: Change) -> Changed {
+        if let Some(changed) = self.changes.iter().find(|c| (c.client, c.token) == (client, token)) {
+            return *changed;
+        }
+        let (sequencer, mut effects) = self.split();
+        let decided = sequencer.on_change(now_ns, change, &mut effects);
+        self.commit(now_ns);
+        let changed = Changed { client, token, outcome: decided.map(|()| self.order.last_index()) };
+        if self.changes.len() == CHANGES_REMEMBERED {
+            self.changes.pop_front();
+        }
+        self.changes.push_back(changed);
+        changed
+    }
+
     fn on_down(&mut self, peer: PeerId, reason: DownReason) {
         let follower = &mut self.followers[usize::from(peer.0)];
         (follower.connected, follower.next, follower.read_index) = (false, None, None);
+        follower.changes.clear();
         // The control thread may be gone already when the node stops.
         let _ = self.notices.send(Notice::PeerDown { agent: "sequencer".into(), peer, reason });
     }
@@ -272,6 +328,13 @@ impl<T: Transport> SequencerAgent<T> {
                 if self.transport.send(follower.replica.peer, &buffer[..len]).is_ok() {
                     follower.read_index = None;
                 }
+            }
+            while let Some(Changed { client, token, outcome }) = follower.changes.front().copied() {
+                let len = NodeMessage::ChangeIs { client, token, outcome }.encode(&mut buffer);
+                if self.transport.send(follower.replica.peer, &buffer[..len]).is_err() {
+                    break;
+                }
+                follower.changes.pop_front();
             }
         }
     }

@@ -2,13 +2,14 @@
 //!
 //! Decisions are [`antelog_protocol::shard::Shard`]'s; this file moves the bytes.
 
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::mpsc::Sender;
 
 use antelog_protocol::shard::{Append, FillRoom, Shard, ShardConfig, ShardOut};
 use antelog_protocol::wire::node::{NODE_MESSAGE_BYTES_MAX, NodeMessage, Report};
 use antelog_protocol::wire::order::{ORDER_ENTRY_BYTES_MAX, OrderEntry};
-use antelog_protocol::{ClientId, Lsn, Position, Refusal, ShardId};
+use antelog_protocol::{Change, ClientId, Lsn, Position, Refusal, ShardId};
 
 use super::agent::Agent;
 use super::bus::{self, GatePort, ToShard};
@@ -27,6 +28,9 @@ pub const SEQUENCER: PeerId = PeerId(0);
 const REQUESTS_PER_CYCLE: usize = 128;
 /// Bytes a log lets run ahead of its slowest connected backup before it takes no more appends.
 const LAG_BYTES_MAX: u64 = 8 << 20;
+
+/// Changes on their way to the sequencer, for all clients together.
+pub const CHANGES_MAX: usize = 64;
 
 /// What a shard agent is made of, besides its transport.
 #[derive(Debug)]
@@ -105,6 +109,7 @@ pub struct ShardAgent<T: Transport> {
     read_index: Option<u64>,
     /// The newest question that was not answered: asked again on a new connection.
     asked: Option<u64>,
+    changes: VecDeque<Asked>,
     events: Box<[Event]>,
     counters: ShardCounters,
     /// The operator was told that the region is used up.
@@ -113,6 +118,15 @@ pub struct ShardAgent<T: Transport> {
     blocked: bool,
     /// Requests wait for room at the gate or for backups.
     no_room: bool,
+}
+
+/// A change that was not answered: asked again on a new connection.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    client: ClientId,
+    token: u64,
+    change: Change,
+    sent: bool,
 }
 
 /// The protocol's effects, applied to the parts they concern.
@@ -171,6 +185,7 @@ impl<T: Transport> ShardAgent<T> {
             report_due_ns: None,
             read_index: None,
             asked: None,
+            changes: VecDeque::new(),
             events: vec![Event::Notified { peer: SEQUENCER, value: 0 }; 64].into_boxed_slice(),
             counters: ShardCounters::new(&parts.counters),
             exhausted: false,
@@ -185,6 +200,7 @@ impl<T: Transport> ShardAgent<T> {
             self.transport.admit(peer, link, &[]);
             self.sequencer_connected = true;
             self.read_index = self.asked;
+            self.changes.iter_mut().for_each(|c| c.sent = false);
             let (shard, mut effects) = self.split(&[]);
             shard.on_sequencer_connected(now_ns, &mut effects);
         } else if let Some(mirror) = self.mirrors.iter_mut().find(|m| m.peer() == peer) {
@@ -258,6 +274,10 @@ impl<T: Transport> ShardAgent<T> {
                 self.asked = self.asked.filter(|asked| *asked > token);
                 tell_gate(&mut self.gate.answers, &[&bus::read_index_is(token, index)]);
             }
+            Ok(NodeMessage::ChangeIs { client, token, outcome }) if peer == SEQUENCER => {
+                self.changes.retain(|c| (c.client, c.token) != (client, token));
+                tell_gate(&mut self.gate.answers, &[&bus::change_is(client, token, outcome)]);
+            }
             // Not a message for a primary: its sender does not speak the protocol.
             _ => {
                 self.transport.fence(peer);
@@ -291,6 +311,16 @@ impl<T: Transport> ShardAgent<T> {
                 ToShard::ReadIndex { token } => {
                     // A newer question's answer is good for older ones too.
                     (self.read_index, self.asked) = (Some(token), Some(token));
+                }
+                ToShard::Change { client, token, change } => {
+                    let known = self.changes.iter().any(|c| (c.client, c.token) == (client, token));
+                    if !known && self.changes.len() == CHANGES_MAX {
+                        self.blocked = true;
+                        break;
+                    }
+                    if !known {
+                        self.changes.push_back(Asked { client, token, change, sent: false });
+                    }
                 }
                 ToShard::Append { client, seq, record } => {
                     let verdict = self.shard.judge(client, seq);
@@ -337,9 +367,10 @@ impl<T: Transport> ShardAgent<T> {
         count
     }
 
-    /// Room at the gate for the answers to all pending appends and one more, beside a grant; and backups near enough.
+    /// Room at the gate for the answers to all pending appends and changes and one more, beside a grant; and backups near enough.
     fn has_room(&self) -> bool {
-        let answers = (self.shard.pending() + 2) * (bus::ANSWER_BYTES + 16) + ORDER_ENTRY_BYTES_MAX;
+        let answers =
+            (self.shard.pending() + self.changes.len() + 2) * (bus::ANSWER_BYTES + 16) + ORDER_ENTRY_BYTES_MAX;
         let tail = self.log.tail();
         self.gate.answers.room() >= answers
             && self.mirrors.iter().all(|m| !m.connected() || m.lag_bytes(tail) < LAG_BYTES_MAX)
@@ -374,6 +405,11 @@ impl<T: Transport> ShardAgent<T> {
                 if self.transport.send(SEQUENCER, &buffer[..len]).is_ok() {
                     self.read_index = None;
                 }
+            }
+            for asked in self.changes.iter_mut().filter(|c| !c.sent) {
+                let Asked { client, token, change, .. } = *asked;
+                let len = NodeMessage::Change { client, token, change }.encode(&mut buffer);
+                asked.sent = self.transport.send(SEQUENCER, &buffer[..len]).is_ok();
             }
         }
     }

@@ -4,10 +4,8 @@
 //! leave is first told to take no more appends (a target that closes), gets what it still holds ordered, and then
 //! gets no slots.
 
-use core::fmt;
-
 use super::{Sequencer, SequencerOut, ShardState};
-use crate::types::{Beat, CutPoint, Lsn, Ordering, ShardId, WindowMode};
+use crate::types::{Beat, Change, ChangeError, CutPoint, Lsn, ShardId, WindowMode};
 use crate::wire::node::{Report, Target};
 
 /// Cuts behind the first at which the published lag fix acts.
@@ -31,41 +29,6 @@ pub(super) enum Part {
         until_ns: u64,
     },
 }
-
-/// A change that an operator asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// The shard becomes a member at the next edge.
-    Join(ShardId),
-    /// The shard takes no more appends and leaves when what it holds is ordered.
-    Leave(ShardId),
-    /// Other windows are granted from the next edge on.
-    Ordering(Ordering),
-}
-
-/// Why a change was not taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ChangeError {
-    /// The cluster is configured without such a shard.
-    UnknownShard(ShardId),
-    /// Without it no shard would take appends.
-    LastShard(ShardId),
-}
-
-impl fmt::Display for ChangeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ChangeError::UnknownShard(shard) => {
-                write!(f, "the cluster is configured without a shard {shard}; add it to the configuration as a standby")
-            }
-            ChangeError::LastShard(shard) => {
-                write!(f, "shard {shard} cannot leave: no other shard would take appends; add one first")
-            }
-        }
-    }
-}
-
-impl core::error::Error for ChangeError {}
 
 impl Sequencer {
     /// An operator asks for a change. Asking for what is so already changes nothing.

@@ -1,5 +1,6 @@
 //! Every byte format of the protocol: fixed layouts, little endian, fully validated when decoded.
 //!
+//! * [`change`]: changes of membership and ordering, as parts of messages;
 //! * [`entry`]: the 64-byte header of an entry in a shard's log region;
 //! * [`order`]: entries of the order log;
 //! * [`node`]: messages between replicas and the sequencer;
@@ -7,6 +8,7 @@
 //!
 //! The version of all of them is the hand-shake's: peers of another version are refused before any of this is read.
 
+pub mod change;
 pub mod entry;
 pub mod node;
 pub mod order;

@@ -1,7 +1,8 @@
 //! Messages between replicas and the sequencer. Each fits one transport `send`.
 
+use super::change::{ChangeOutcome, change_code, change_from, outcome_code, outcome_from};
 use super::{DecodeError, Reader, Writer};
-use crate::types::{CutPoint, Lsn, ShardId};
+use crate::types::{Change, ClientId, CutPoint, Lsn, ShardId};
 
 /// Bytes that hold any node message but an order entry.
 pub const NODE_MESSAGE_BYTES_MAX: usize = 80;
@@ -75,6 +76,25 @@ pub enum NodeMessage<'a> {
         /// The newest committed index when the question arrived.
         index: u64,
     },
+    /// Replica to sequencer: an operator asks for a change. Asked again with the same client and token, it is answered again
+    /// and not made twice.
+    Change {
+        /// The session that asks.
+        client: ClientId,
+        /// The session's number for it.
+        token: u64,
+        /// What is to change.
+        change: Change,
+    },
+    /// The answer to `Change`.
+    ChangeIs {
+        /// The session that asked.
+        client: ClientId,
+        /// The session's number for it.
+        token: u64,
+        /// What became of it.
+        outcome: ChangeOutcome,
+    },
 }
 
 impl<'a> NodeMessage<'a> {
@@ -103,6 +123,14 @@ impl<'a> NodeMessage<'a> {
             }
             NodeMessage::ReadIndexIs { token, index } => {
                 w.u64(5).u64(*token).u64(*index);
+            }
+            NodeMessage::Change { client, token, change } => {
+                let (kind, detail) = change_code(*change);
+                w.u8(6).u8(0).u16(kind).u32(detail).u64(*token).u128(client.0);
+            }
+            NodeMessage::ChangeIs { client, token, outcome } => {
+                let (code, shard, index) = outcome_code(*outcome);
+                w.u8(7).u8(0).u16(code).u16(shard).u16(0).u64(*token).u128(client.0).u64(index);
             }
         }
         w.len()
@@ -151,6 +179,18 @@ impl<'a> NodeMessage<'a> {
                     _ => NodeMessage::ReadIndexIs { token: r.u64()?, index: r.u64()? },
                 }
             }
+            6 => {
+                reserved(r.u8()?.into())?;
+                let change = change_from(r.u16()?, r.u32()?)?;
+                NodeMessage::Change { token: r.u64()?, client: ClientId(r.u128()?), change }
+            }
+            7 => {
+                reserved(r.u8()?.into())?;
+                let (code, shard) = (r.u16()?, r.u16()?);
+                reserved(r.u16()?.into())?;
+                let (token, client) = (r.u64()?, ClientId(r.u128()?));
+                NodeMessage::ChangeIs { client, token, outcome: outcome_from(code, shard, r.u64()?)? }
+            }
             tag => return Err(DecodeError::Tag(tag)),
         };
         r.finish()?;
@@ -172,6 +212,7 @@ fn reserved(value: u64) -> Result<(), DecodeError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::change::tests::{CHANGES, OUTCOMES};
     use super::*;
 
     #[test]
@@ -190,13 +231,17 @@ mod tests {
             applied_index: 9,
         };
         let target = Target { point: CutPoint { window: 1, cut: 2, prefix: 0 }, close: true, lead_ns: 5 };
-        for message in [
+        let (client, token) = (ClientId(u128::MAX - 5), 11);
+        let changes = CHANGES.map(|change| NodeMessage::Change { client, token, change });
+        let outcomes = OUTCOMES.map(|outcome| NodeMessage::ChangeIs { client, token, outcome });
+        let others = [
             NodeMessage::Report(report),
             NodeMessage::Target(target),
             NodeMessage::Order { index: 3, entry: &[1, 2, 3] },
             NodeMessage::ReadIndex { token: 4 },
             NodeMessage::ReadIndexIs { token: 4, index: 5 },
-        ] {
+        ];
+        for message in others.into_iter().chain(changes).chain(outcomes) {
             let mut buffer = [0; NODE_MESSAGE_BYTES_MAX];
             let len = message.encode(&mut buffer);
             assert_eq!(NodeMessage::decode(&buffer[..len]), Ok(message));

@@ -5,8 +5,9 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 
+use super::change::{ChangeOutcome, change_code, change_from, outcome_code, outcome_from};
 use super::{DecodeError, Reader, Writer};
-use crate::types::{ClientId, Lsn, Position, Refusal, ShardId};
+use crate::types::{Change, ClientId, Lsn, Position, Refusal, ShardId};
 
 /// Bytes that hold the head of any session message.
 pub const SESSION_HEAD_BYTES_MAX: usize = 80;
@@ -64,6 +65,13 @@ pub enum Request<'a> {
     Tail {
         /// Chosen by the client.
         token: u64,
+    },
+    /// Ask for a change of membership or ordering. Asked again with the same token, it is not made twice.
+    Change {
+        /// Chosen by the client.
+        token: u64,
+        /// What is to change.
+        change: Change,
     },
 }
 
@@ -177,6 +185,15 @@ pub enum Reply<'a> {
         token: u64,
         /// The first position that was not bound.
         position: Position,
+        /// Index of the order log that the gate had applied then: what was granted before the question is in it.
+        index: u64,
+    },
+    /// The answer to `Change`.
+    ChangeIs {
+        /// The question's token.
+        token: u64,
+        /// What became of it.
+        outcome: ChangeOutcome,
     },
 }
 
@@ -216,6 +233,10 @@ impl<'a> Request<'a> {
             Request::Tail { token } => {
                 w.u16(7).u16(0).u32(0).u64(token);
             }
+            Request::Change { token, change } => {
+                let (kind, detail) = change_code(change);
+                w.u16(9).u16(kind).u32(detail).u64(token);
+            }
         }
         (w.len(), body)
     }
@@ -236,6 +257,7 @@ impl<'a> Request<'a> {
             6 => Request::Read { token: r.u64()?, position: Position(r.u64()?) },
             7 => Request::Tail { token: r.u64()? },
             8 => Request::Cancel { token: r.u64()? },
+            9 => Request::Change { token: r.u64()?, change: change_from(shard.0, stream)? },
             tag => return Err(DecodeError::Tag(tag as u8)),
         };
         r.finish()?;
@@ -289,8 +311,12 @@ impl<'a> Reply<'a> {
                 };
                 w.u16(9).u16(kind).u32(0).u64(token).u64(detail);
             }
-            Reply::TailIs { token, position } => {
-                w.u16(10).u16(0).u32(0).u64(token).u64(position.0);
+            Reply::TailIs { token, position, index } => {
+                w.u16(10).u16(0).u32(0).u64(token).u64(position.0).u64(index);
+            }
+            Reply::ChangeIs { token, outcome } => {
+                let (code, shard, index) = outcome_code(outcome);
+                w.u16(11).u16(code).u32(shard.into()).u64(token).u64(index);
             }
         }
         (w.len(), body)
@@ -338,7 +364,11 @@ impl<'a> Reply<'a> {
                 };
                 Reply::ReadIs { token, result }
             }
-            10 => Reply::TailIs { token: r.u64()?, position: Position(r.u64()?) },
+            10 => Reply::TailIs { token: r.u64()?, position: Position(r.u64()?), index: r.u64()? },
+            11 => {
+                let shard = u16::try_from(stream).map_err(|_| DecodeError::Value("shard"))?;
+                Reply::ChangeIs { token: r.u64()?, outcome: outcome_from(small, shard, r.u64()?)? }
+            }
             tag => return Err(DecodeError::Tag(tag as u8)),
         };
         r.finish()?;

@@ -61,7 +61,7 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
 
     /// Follows the order stream somewhere, if anybody wants to know.
     fn choose_relay(&mut self) {
-        if self.order.relay().is_some() || self.streams.live() == 0 {
+        if self.order.relay().is_some() || (self.streams.live() == 0 && !self.questions.follow()) {
             return;
         }
         // Not always the same: the one that just failed may be back first.

@@ -24,7 +24,7 @@ const SNAPSHOT_ENTRIES_MAX: u32 = 1 << 14;
 
 /// What an order message means for the subscriptions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum Told {
     /// Nothing.
     None,
     /// Grants or bound positions: merges may have something to say.
@@ -110,7 +110,7 @@ impl Order {
         &mut self,
         gate: usize,
         (index, base, entries, view): (u64, Position, u32, u32),
-    ) -> Result<Change, String> {
+    ) -> Result<Told, String> {
         if self.relay != Some(gate) {
             return Err("it relays the order stream unasked".into());
         }
@@ -124,7 +124,7 @@ impl Order {
         self.finish_snapshot()
     }
 
-    pub(super) fn on_entry(&mut self, gate: usize, index: u64, entry: &[u8]) -> Result<Change, String> {
+    pub(super) fn on_entry(&mut self, gate: usize, index: u64, entry: &[u8]) -> Result<Told, String> {
         if self.relay != Some(gate) {
             return Err("it relays the order stream unasked".into());
         }
@@ -137,33 +137,33 @@ impl Order {
         }
         let applied = self.ledger.applied_index();
         if self.awaiting || index <= applied {
-            return Ok(Change::None);
+            return Ok(Told::None);
         }
         if index != applied + 1 {
             // The relay has left something out, to catch up perhaps: it has to begin anew.
             self.ask_anew();
-            return Ok(Change::None);
+            return Ok(Told::None);
         }
         match self.ledger.apply(index, &decode(entry)?).map_err(|error| error.to_string())? {
-            Applied::Again | Applied::Void => Ok(Change::None),
-            Applied::Granted | Applied::Bound => Ok(Change::Moved),
-            Applied::ViewChanged => Ok(Change::ViewChanged),
+            Applied::Again | Applied::Void => Ok(Told::None),
+            Applied::Granted | Applied::Bound => Ok(Told::Moved),
+            Applied::ViewChanged => Ok(Told::ViewChanged),
         }
     }
 
     /// Puts a complete snapshot into force.
-    fn finish_snapshot(&mut self) -> Result<Change, String> {
+    fn finish_snapshot(&mut self) -> Result<Told, String> {
         if self.snapshot.as_ref().is_none_or(|s| s.left > 0) {
-            return Ok(Change::None);
+            return Ok(Told::None);
         }
-        let Some(Snapshot { ledger: Some(ledger), .. }) = self.snapshot.take() else { return Ok(Change::None) };
+        let Some(Snapshot { ledger: Some(ledger), .. }) = self.snapshot.take() else { return Ok(Told::None) };
         // I2, and the order log counts views upwards.
         if ledger.committed() < self.ledger.committed() || ledger.view() < self.ledger.view() {
             return Err("its snapshot of the order log takes back what is bound".into());
         }
         let missed = ledger.view() > self.ledger.view();
         self.ledger = ledger;
-        Ok(if missed { Change::ViewsMissed } else { Change::Moved })
+        Ok(if missed { Told::ViewsMissed } else { Told::Moved })
     }
 }
 

@@ -1,13 +1,18 @@
-//! Reads and tails: questions that any gate answers, asked again until one does.
+//! Reads, tails and changes: questions that any gate answers, asked again until one does.
+//!
+//! A change and a question for the membership are answered twice: the gate says from which index of the order log on the
+//! answer shows, and then the order stream shows it.
 
 use std::collections::{BTreeMap, VecDeque};
 
+use antelog_protocol::ledger::Ledger;
+use antelog_protocol::wire::change::ChangeOutcome;
 use antelog_protocol::wire::session::{ReadResult, Request};
-use antelog_protocol::{Position, ShardId};
+use antelog_protocol::{Change, Ordering, Position, ShardId};
 
 use super::appends::Appends;
 use super::gate::Gate;
-use crate::client::{SessionHandler, Slot};
+use crate::client::{Membership, SessionHandler, Slot};
 
 /// A read that was sent on this often runs in circles.
 const HOPS_MAX: u32 = 8;
@@ -16,6 +21,8 @@ const HOPS_MAX: u32 = 8;
 enum Kind {
     Read(Position),
     Tail,
+    Change(Change),
+    Membership,
 }
 
 #[derive(Debug)]
@@ -28,6 +35,8 @@ struct Question {
     /// Where it was sent.
     gate: Option<usize>,
     hops: u32,
+    /// The order log shows the answer from this index on.
+    index: Option<u64>,
 }
 
 /// See the module's text.
@@ -38,6 +47,8 @@ pub(super) struct Questions {
     unsent: VecDeque<u64>,
     /// Reads to be withdrawn: the gate asked, and the number.
     withdrawn: VecDeque<(usize, u64)>,
+    /// Open questions that the order stream answers.
+    followed: usize,
 }
 
 impl Questions {
@@ -46,15 +57,26 @@ impl Questions {
     }
 
     pub(super) fn read(&mut self, token: u64, position: Position, shard: Option<ShardId>) {
-        self.ask(Question { token, kind: Kind::Read(position), shard, gate: None, hops: 0 });
+        self.ask(token, Kind::Read(position), shard);
     }
 
     pub(super) fn tail(&mut self, token: u64) {
-        self.ask(Question { token, kind: Kind::Tail, shard: None, gate: None, hops: 0 });
+        self.ask(token, Kind::Tail, None);
     }
 
-    fn ask(&mut self, question: Question) {
-        self.open.insert(self.next, question);
+    /// Asks for a change, or for the membership as it is.
+    pub(super) fn change(&mut self, token: u64, change: Option<Change>) {
+        self.ask(token, change.map_or(Kind::Membership, Kind::Change), None);
+    }
+
+    /// Whether the order stream must be followed to answer.
+    pub(super) fn follow(&self) -> bool {
+        self.followed > 0
+    }
+
+    fn ask(&mut self, token: u64, kind: Kind, shard: Option<ShardId>) {
+        self.followed += usize::from(kind.is_followed());
+        self.open.insert(self.next, Question { token, kind, shard, gate: None, hops: 0, index: None });
         self.unsent.push_back(self.next);
         self.next += 1;
     }
@@ -67,6 +89,7 @@ impl Questions {
             }
         }
         self.open.retain(|_, q| q.token != token);
+        self.followed = self.open.values().filter(|q| q.kind.is_followed()).count();
     }
 
     /// What was asked of this gate is asked again.
@@ -98,7 +121,8 @@ impl Questions {
             };
             let request = match question.kind {
                 Kind::Read(position) => Request::Read { token: number, position },
-                Kind::Tail => Request::Tail { token: number },
+                Kind::Tail | Kind::Membership => Request::Tail { token: number },
+                Kind::Change(change) => Request::Change { token: number, change },
             };
             let sent = gate.filter(|&gate| {
                 gates[gate].wanted = true;
@@ -149,17 +173,91 @@ impl Questions {
 
     pub(super) fn on_tail(
         &mut self,
+        ledger: &Ledger,
         number: u64,
-        position: Position,
+        (position, index): (Position, u64),
         handler: &mut impl SessionHandler,
     ) -> Result<(), String> {
-        let Some(question) = self.open.get(&number) else { return Ok(()) };
-        if question.kind != Kind::Tail {
-            return Err("it answers a read with the tail".into());
+        let Some(question) = self.open.get_mut(&number) else { return Ok(()) };
+        match question.kind {
+            Kind::Tail => {
+                let token = question.token;
+                self.open.remove(&number);
+                handler.on_tail(token, position);
+            }
+            Kind::Membership => {
+                (question.index, question.gate) = (Some(index), None);
+                self.on_moved(ledger, handler);
+            }
+            Kind::Read(_) | Kind::Change(_) => return Err("it answers another question with the tail".into()),
         }
-        let token = question.token;
-        self.open.remove(&number);
-        handler.on_tail(token, position);
         Ok(())
+    }
+
+    pub(super) fn on_change(
+        &mut self,
+        ledger: &Ledger,
+        number: u64,
+        outcome: ChangeOutcome,
+        handler: &mut impl SessionHandler,
+    ) -> Result<(), String> {
+        let Some(question) = self.open.get_mut(&number) else { return Ok(()) };
+        if !matches!(question.kind, Kind::Change(_)) {
+            return Err("it answers a question that asks for no change with one".into());
+        }
+        match outcome {
+            Ok(index) => {
+                (question.index, question.gate) = (Some(index), None);
+                self.on_moved(ledger, handler);
+            }
+            Err(error) => {
+                let token = question.token;
+                self.open.remove(&number);
+                self.followed -= 1;
+                handler.on_membership(token, Err(error));
+            }
+        }
+        Ok(())
+    }
+
+    /// The ledger moved: it may show what was asked for.
+    #[inline]
+    pub(super) fn on_moved(&mut self, ledger: &Ledger, handler: &mut impl SessionHandler) {
+        if self.followed > 0 {
+            self.answer_followed(ledger, handler);
+        }
+    }
+
+    fn answer_followed(&mut self, ledger: &Ledger, handler: &mut impl SessionHandler) {
+        let Some(membership) = Membership::of(ledger) else { return };
+        let applied = ledger.applied_index();
+        let before = self.open.len();
+        self.open.retain(|_, question| {
+            let due = question.index.is_some_and(|index| index <= applied) && question.kind.shown_by(&membership);
+            if due {
+                handler.on_membership(question.token, Ok(membership.clone()));
+            }
+            !due
+        });
+        self.followed -= before - self.open.len();
+    }
+}
+
+impl Kind {
+    /// Whether the order stream shows the answer.
+    fn is_followed(self) -> bool {
+        matches!(self, Kind::Change(_) | Kind::Membership)
+    }
+
+    /// Whether what was asked for is so.
+    fn shown_by(self, membership: &Membership) -> bool {
+        match self {
+            Kind::Change(Change::Join(shard)) => membership.member(shard).is_some_and(|m| m.open),
+            Kind::Change(Change::Leave(shard)) => membership.member(shard).is_none_or(|m| !m.open && m.quota == 0),
+            // Its windows may be of either mode.
+            Kind::Change(Change::Ordering(Ordering::Auto)) | Kind::Membership => true,
+            Kind::Change(Change::Ordering(ordering)) => membership.mode == ordering.window_mode(),
+            Kind::Read(_) | Kind::Tail => false,
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! The session against gates that are slow, vanish, contradict themselves and lie.
 
+mod changes;
 mod world;
 
 use antelog_protocol::Refusal;
@@ -274,7 +275,7 @@ fn reads_are_redirected_and_asked_again_after_a_lost_connection() {
     rig.session.tail(71);
     assert_eq!(rig.requests(0), ["read 0 @5", "tail 1"]);
     rig.net.world().reply(0, Reply::ReadIs { token: 0, result: ReadResult::Elsewhere(ShardId(1)) });
-    rig.net.world().reply(0, Reply::TailIs { token: 1, position: Position(12) });
+    rig.net.world().reply(0, Reply::TailIs { token: 1, position: Position(12), index: 0 });
     assert_eq!(rig.said(), ["tail 71 12"]);
     assert_eq!(rig.requests(1), ["read 0 @5"]);
     rig.net.world().drop_connection(1);

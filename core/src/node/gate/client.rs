@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 
 use antelog_protocol::ledger::Ledger;
+use antelog_protocol::wire::change::ChangeOutcome;
 use antelog_protocol::wire::order::ORDER_ENTRY_BYTES_MAX;
 use antelog_protocol::wire::session::{ReadResult, Reply, Request, SESSION_HEAD_BYTES_MAX};
 use antelog_protocol::{ClientId, Position, Refusal, ShardId};
@@ -13,6 +14,7 @@ use super::{Common, GateConfig, TAILS_MAX, TailQuestion};
 use crate::channel::Ring;
 use crate::log::Item;
 use crate::node::bus;
+use crate::node::shard::CHANGES_MAX;
 use crate::transport::{Full, PeerId, Transport};
 
 /// Requests served for one client in one cycle.
@@ -27,7 +29,8 @@ const STREAMS_MAX: usize = 1024;
 pub(super) enum Answer {
     Acknowledged { shard: ShardId, seq: u64, position: Position },
     Refused { shard: ShardId, seq: u64, refusal: Refusal },
-    Tail { token: u64, position: Position },
+    Tail { token: u64, position: Position, index: u64 },
+    Changed { token: u64, outcome: ChangeOutcome },
     NotHere { stream: u32 },
     Trimmed { stream: u32, head: Position },
 }
@@ -71,7 +74,7 @@ pub(super) struct Client {
 
 impl Client {
     pub(super) fn new(session: ClientId, ring: Ring, config: &GateConfig, ports: usize) -> Client {
-        let answers_max = config.outstanding_max as usize * ports + STREAMS_MAX + TAILS_MAX;
+        let answers_max = config.outstanding_max as usize * ports + STREAMS_MAX + TAILS_MAX + CHANGES_MAX;
         let largest = reply_bytes_max(config.record_bytes_max as usize);
         Client {
             session,
@@ -200,6 +203,14 @@ impl Client {
                     index: None,
                 });
                 common.next_tail_token += 1;
+            }
+            Request::Change { token, change } => {
+                // Any shard has a line to the sequencer.
+                let ask = bus::change(self.session, token, change);
+                if common.ports[0].requests.push(&[&ask]).is_err() {
+                    common.queue_full = Some((0, ask.len()));
+                    return Ok(Taken::Stalled);
+                }
             }
         }
         self.ring.consume();
@@ -358,7 +369,8 @@ fn reply_of(answer: Answer) -> Reply<'static> {
     match answer {
         Answer::Acknowledged { shard, seq, position } => Reply::Acknowledged { shard, seq, position },
         Answer::Refused { shard, seq, refusal } => Reply::Refused { shard, seq, refusal },
-        Answer::Tail { token, position } => Reply::TailIs { token, position },
+        Answer::Tail { token, position, index } => Reply::TailIs { token, position, index },
+        Answer::Changed { token, outcome } => Reply::ChangeIs { token, outcome },
         Answer::NotHere { stream } => Reply::NotHere { stream },
         Answer::Trimmed { stream, head } => Reply::Trimmed { stream, head },
     }

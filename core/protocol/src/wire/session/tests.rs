@@ -4,6 +4,7 @@ use alloc::vec;
 
 use proptest::prelude::*;
 
+use super::super::change::tests::{CHANGES, OUTCOMES};
 use super::*;
 
 fn request_bytes(request: &Request<'_>) -> Vec<u8> {
@@ -21,7 +22,8 @@ fn reply_bytes(reply: &Reply<'_>) -> Vec<u8> {
 #[test]
 fn requests_come_back_and_shorter_ones_are_refused() {
     let shard = ShardId(7);
-    for request in [
+    let changes = CHANGES.map(|change| Request::Change { token: 8, change });
+    let others = [
         Request::Append { shard, seq: 9, record: b"" },
         Request::Subscribe { stream: 1, shard, from: Position(u64::MAX), credit_bytes: 5 },
         Request::Unsubscribe { stream: 2 },
@@ -30,7 +32,8 @@ fn requests_come_back_and_shorter_ones_are_refused() {
         Request::Read { token: 5, position: Position(6) },
         Request::Cancel { token: 5 },
         Request::Tail { token: 7 },
-    ] {
+    ];
+    for request in others.into_iter().chain(changes) {
         let bytes = request_bytes(&request);
         assert_eq!(Request::decode(&bytes), Ok(request));
         for end in 0..bytes.len() {
@@ -53,8 +56,9 @@ fn replies_come_back_and_shorter_ones_are_refused() {
         Reply::NotHere { stream: 1 },
         Reply::Order { index: 8, entry: b"" },
         Reply::Snapshot { index: 1, base: position, entries: 2, view: 3 },
-        Reply::TailIs { token: 1, position },
+        Reply::TailIs { token: 1, position, index: 5 },
     ];
+    replies.extend(OUTCOMES.map(|outcome| Reply::ChangeIs { token: 8, outcome }));
     for result in
         [ReadResult::Record(b""), ReadResult::NoOp, ReadResult::Elsewhere(shard), ReadResult::Trimmed(position)]
     {
@@ -68,6 +72,7 @@ fn replies_come_back_and_shorter_ones_are_refused() {
         Refusal::RegionFull { region_bytes: 10 },
         Refusal::NotHere,
         Refusal::Failed,
+        Refusal::Closed { instead: shard },
     ] {
         replies.push(Reply::Refused { shard, seq: 2, refusal });
     }
@@ -102,7 +107,7 @@ proptest! {
     fn any_bytes_are_refused_or_mean_exactly_one_message(mut bytes in prop::collection::vec(any::<u8>(), 0..120)) {
         // Most random tags are unknown: make known ones likely.
         if bytes.len() > 2 {
-            bytes[0] %= 12;
+            bytes[0] %= 13;
             bytes[1] = 0;
         }
         if let Ok(request) = Request::decode(&bytes) {

@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use antelog_protocol::ledger::grant_head;
 use antelog_protocol::wire::order::{ORDER_ENTRY_BYTES_MAX, encode_cut, encode_grant, encode_view_change};
 use antelog_protocol::wire::session::{Reply, Request, SESSION_HEAD_BYTES_MAX};
-use antelog_protocol::{CutPoint, Lsn, Member, WindowMode};
+use antelog_protocol::{ChangeError, CutPoint, Lsn, Member, WindowMode};
 
 use super::super::*;
 use crate::channel::Ring;
+use crate::client::Membership;
 use crate::mem::Region;
 use crate::transport::{Full, LocalRange, MessageHandle, RegionKey, RemoteOffset};
 
@@ -235,6 +236,7 @@ impl World {
                 Request::Read { token, position } => format!("read {token} @{position}"),
                 Request::Cancel { token } => format!("cancel {token}"),
                 Request::Tail { token } => format!("tail {token}"),
+                Request::Change { token, change } => format!("change {token} {change:?}"),
             });
             ring.consume();
         }
@@ -301,13 +303,31 @@ pub struct Log {
     pub paused: bool,
 }
 
+/// Shard, quota and whether it is open.
+fn quotas(members: &[Member]) -> Vec<(u16, u32, bool)> {
+    members.iter().map(|m| (m.shard.0, m.quota, m.open)).collect()
+}
+
 impl SessionHandler for Log {
     fn on_acknowledged(&mut self, shard: ShardId, seq: u64, position: Position) {
         self.said.push(format!("ack {shard} #{seq} @{position}"));
     }
 
-    fn on_refused(&mut self, shard: ShardId, seq: u64, _: antelog_protocol::Refusal) {
-        self.said.push(format!("refused {shard} #{seq}"));
+    fn on_refused(&mut self, shard: ShardId, seq: u64, refusal: antelog_protocol::Refusal) {
+        let why = match refusal {
+            antelog_protocol::Refusal::Closed { instead } => format!(", {instead} instead"),
+            _ => String::new(),
+        };
+        self.said.push(format!("refused {shard} #{seq}{why}"));
+    }
+
+    fn on_membership(&mut self, token: u64, answer: Result<Membership, ChangeError>) {
+        self.said.push(match answer {
+            Ok(m) => {
+                format!("member {token} window {} @{} {:?} {:?}", m.window, m.position, m.mode, quotas(&m.members))
+            }
+            Err(error) => format!("member {token} {error}"),
+        });
     }
 
     fn on_event(&mut self, _: SubscriptionId, event: antelog_protocol::client::Event<Record>) {
