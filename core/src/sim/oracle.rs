@@ -66,7 +66,6 @@ enum Fate {
 /// A record that somebody appended.
 #[derive(Clone, Copy, Debug)]
 struct Record {
-    session: u32,
     shard: u16,
     seq: u64,
     len: u32,
@@ -299,7 +298,7 @@ impl Oracle {
         let floor = self.acknowledged_to;
         let fate = Fate::Open;
         let len = len as u32;
-        self.records.push(Record { session, shard, seq, len, fate, lsn: None, floor, answer_lost: false });
+        self.records.push(Record { shard, seq, len, fate, lsn: None, floor, answer_lost: false });
         self.lanes.entry((session, shard)).or_default().records.push(number);
         self.open += 1;
     }

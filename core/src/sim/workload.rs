@@ -43,6 +43,7 @@ pub(super) struct Writer {
     owed: u32,
     /// Records without an answer.
     outstanding: Vec<u32>,
+    ended: bool,
     sizes: Sizes,
     record_bytes_max: u64,
 }
@@ -82,6 +83,7 @@ impl Writer {
             retry_ns: 0,
             owed: 0,
             outstanding: Vec::new(),
+            ended: false,
             sizes: knobs.load.sizes,
             record_bytes_max: knobs.record_bytes_max.into(),
         }
@@ -149,6 +151,7 @@ impl Writer {
         self.outstanding.swap_remove(at);
         if let Pattern::Closed { think_ns, .. } | Pattern::Sequential { think_ns } = self.pattern
             && self.owed == 0
+            && !self.ended
         {
             self.next_ns = now_ns + think_ns;
         }
@@ -164,6 +167,6 @@ impl Writer {
 
     /// Nothing more is appended.
     pub(super) fn end(&mut self) {
-        (self.owed, self.next_ns) = (0, u64::MAX);
+        (self.owed, self.next_ns, self.ended) = (0, u64::MAX, true);
     }
 }

@@ -172,7 +172,7 @@ impl Oracle {
         subscribed.ended = true;
         self.reached.trims += 1;
         let (from, next) = (subscribed.from, subscribed.next);
-        if !may_trim || head > self.order.committed() {
+        if !may_trim || head <= from {
             let what = format!("subscription {subscription} (from {from}, next {next}) is trimmed below {head}");
             self.complain(Violation::new("I18", what));
         }
