@@ -76,7 +76,6 @@ pub(super) struct SimClient {
     new_session_at_ns: u64,
     next_token: u64,
     buffer: Vec<u8>,
-    draining: bool,
     /// Appends that met a full ring or too many outstanding ones.
     pub(super) pushed_back: [u64; 2],
     /// Subscriptions made after the order log had begun.
@@ -102,7 +101,8 @@ fn new_session(common: &Rc<Common>, thread: usize) -> (u32, Session<SimTransport
     let transport = SimTransport::new(&common.network, thread, gates);
     let dialer = SimDialer::new(&common.network, &common.calls, thread, client, options.ring_bytes);
     common.network.borrow_mut().note(Kind::Session, thread as u64, number.into(), 0);
-    let session = Session::new(transport, dialer, options).unwrap_or_else(|error| panic!("the knobs do not fit: {error}"));
+    let session =
+        Session::new(transport, dialer, options).unwrap_or_else(|error| panic!("the knobs do not fit: {error}"));
     (number, session)
 }
 
@@ -140,7 +140,6 @@ impl SimClient {
             new_session_at_ns: knobs.faults.new_session_every_ns.map_or(u64::MAX, |every| rng.gap(every)),
             next_token: 0,
             buffer: Vec::new(),
-            draining: false,
             pushed_back: [0; 2],
             late_followers: 0,
             rng,
@@ -256,14 +255,18 @@ impl SimClient {
         if now_ns >= self.tail_at_ns {
             self.tail_at_ns = now_ns + self.rng.gap(self.common.knobs.load.tail_every_ns.unwrap_or(u64::MAX / 4)) + 1;
             if waiting < QUESTIONS_MAX {
-                let floor = self.common.oracle.borrow().floor();
-                self.desk.tails.insert(self.next_token, floor);
-                self.session.tail(self.next_token);
-                self.next_token += 1;
+                self.ask_tail();
                 work += 1;
             }
         }
         work
+    }
+
+    fn ask_tail(&mut self) {
+        let floor = self.common.oracle.borrow().floor();
+        self.desk.tails.insert(self.next_token, floor);
+        self.session.tail(self.next_token);
+        self.next_token += 1;
     }
 
     fn read(&mut self, position: u64) {
@@ -308,7 +311,6 @@ impl SimClient {
     /// The load is over: nothing new, and what can never be answered is taken back. The first client reads what was
     /// acknowledged and everything from the start.
     pub(super) fn drain(&mut self, now_ns: u64, verify: bool) {
-        self.draining = true;
         for writer in &mut self.writers {
             writer.end();
         }
@@ -317,7 +319,7 @@ impl SimClient {
         (self.read_at_ns, self.tail_at_ns, self.new_session_at_ns) = (u64::MAX, u64::MAX, u64::MAX);
         if verify {
             self.planned.push((now_ns, Scope::All, 0));
-            self.tail_at_ns = now_ns;
+            self.ask_tail();
         }
     }
 
@@ -342,9 +344,8 @@ impl SimClient {
     pub(super) fn waits_for(&self) -> Option<String> {
         let (appends, reads, tails) = (self.session.outstanding(), self.desk.reads.len(), self.desk.tails.len());
         let session = self.desk.session;
-        (appends + reads + tails + self.planned.len() > 0).then(|| {
-            format!("session {session} waits for {appends} appends, {reads} reads and {tails} tails")
-        })
+        (appends + reads + tails + self.planned.len() > 0)
+            .then(|| format!("session {session} waits for {appends} appends, {reads} reads and {tails} tails"))
     }
 }
 

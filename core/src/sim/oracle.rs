@@ -330,7 +330,8 @@ impl Oracle {
             self.complain(Violation::new("I4", format!("{name} is acknowledged at {position}, it is at {expected:?}")));
         }
         if record.floor.is_some_and(|floor| floor >= position) {
-            let what = format!("{name} is at {position}, but {:?} was acknowledged before it was appended", record.floor);
+            let what =
+                format!("{name} is at {position}, but {:?} was acknowledged before it was appended", record.floor);
             self.complain(Violation::new("I5", what));
         }
         self.reached.retries_answered += u64::from(record.answer_lost);
@@ -436,7 +437,9 @@ impl Oracle {
                 if *head > position { Ok(()) } else { wrong(&format!("says that the log begins at {head}")) }
             }
             (Answer::NoOp, None) => Ok(()),
-            (Answer::Record(bytes), Some(record)) if matches(record, self.records[record as usize].len, bytes) => Ok(()),
+            (Answer::Record(bytes), Some(record)) if matches(record, self.records[record as usize].len, bytes) => {
+                Ok(())
+            }
             (answer, record) => {
                 let got = match answer {
                     Answer::Record(bytes) => format!("a record of {} bytes", bytes.len()),

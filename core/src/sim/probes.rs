@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Situations that a batch of at least [`BATCH_SEEDS`] default seeds must reach.
-pub const REQUIRED: [&str; 31] = [
+pub const REQUIRED: [&str; 30] = [
     "fill by age",
     "fill by target",
     "prefix cut",
@@ -28,7 +28,6 @@ pub const REQUIRED: [&str; 31] = [
     "wake-up between threads",
     "speculative delivery",
     "trimmed",
-    "client cut off",
     "session replaced",
     "read answered",
     "tail answered",

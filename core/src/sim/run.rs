@@ -41,9 +41,15 @@ enum Phase {
     /// Until what was acknowledged is read back.
     ReadBack,
     /// Until a first idle time is over, in which what is left may still be written.
-    Rest { until_ns: u64 },
+    Rest {
+        until_ns: u64,
+    },
     /// Nothing may be written: order entries and slots from before.
-    Idle { until_ns: u64, entries: u64, slots: u64 },
+    Idle {
+        until_ns: u64,
+        entries: u64,
+        slots: u64,
+    },
     Done,
 }
 
@@ -209,8 +215,7 @@ impl Run {
                 let line = &mut self.cluster.lines[line];
                 let Some(at) = line.ends.iter().position(|e| e.id() == link && (e.side() == side)) else { return };
                 let end = line.ends.swap_remove(at);
-                let (agent, peer) =
-                    if side == 0 { (line.caller, line.to_peer) } else { (line.callee, line.from_peer) };
+                let (agent, peer) = if side == 0 { (line.caller, line.to_peer) } else { (line.callee, line.from_peer) };
                 self.cluster.mails[agent].send(Admission::Node { peer, link: end });
             }
             What::DialGate { call } => self.dial_gate(now_ns, call),
@@ -507,7 +512,8 @@ impl Run {
             Phase::Idle { until_ns, entries, slots } if now_ns >= until_ns => {
                 let now = (self.oracle.borrow().order_entries(), self.slots());
                 if now != (entries, slots) {
-                    let what = format!("an idle log wrote: entries and slots went from {:?} to {now:?}", (entries, slots));
+                    let what =
+                        format!("an idle log wrote: entries and slots went from {:?} to {now:?}", (entries, slots));
                     self.oracle.borrow_mut().complain(Violation::new("L3", what));
                 }
                 self.probes.add("idle log", 1);

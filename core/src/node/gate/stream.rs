@@ -66,8 +66,18 @@ impl Stream {
 
 /// Position of the first slot that a port's log keeps.
 pub(super) fn log_head(port: &ShardPort, ledger: &Ledger) -> Position {
-    let first = port.log.first().ok().and_then(|first| ledger.position(port.shard, first.lsn));
-    first.unwrap_or(ledger.first_known()).max(ledger.first_known())
+    let first = loop {
+        // An error means that the head moved just now.
+        if let Ok(first) = port.log.first() {
+            break first.lsn;
+        }
+    };
+    match ledger.position(port.shard, first) {
+        Some(position) => position.max(ledger.first_known()),
+        None if first < ledger.committed_lsn(port.shard) => ledger.first_known(),
+        // Everything bound was dropped: what is kept has its place behind all that is granted.
+        None => ledger.granted_end(),
+    }
 }
 
 /// Delivers what may be delivered.
@@ -93,8 +103,14 @@ pub(super) fn deliver(
         if delivered.messages == MESSAGES_PER_CYCLE {
             break Delivery::More;
         }
-        // I13: without a grant there is no position to speculate with.
-        let Some(position) = ledger.position(port.shard, cursor.lsn) else { break Delivery::Caught };
+        let Some(position) = ledger.position(port.shard, cursor.lsn) else {
+            if cursor.lsn < ledger.committed_lsn(port.shard) {
+                // Bound, and so long ago that the ledger has forgotten where.
+                break trimmed();
+            }
+            // I13: without a grant there is no position to speculate with.
+            break Delivery::Caught;
+        };
         if port.log.check(cursor.at).is_err() {
             // A cursor that waited for its slot may stand at an entry that is gone while the slot itself is there.
             let Ok(found) = port.log.seek(cursor.lsn) else { break trimmed() };

@@ -94,7 +94,13 @@ impl Link {
 
 impl Network {
     /// A transport takes an end over as `peer`.
-    pub(super) fn take_over(&mut self, endpoint: usize, peer: PeerId, (link, side): (u32, u8), exposed: &[Arc<Region>]) {
+    pub(super) fn take_over(
+        &mut self,
+        endpoint: usize,
+        peer: PeerId,
+        (link, side): (u32, u8),
+        exposed: &[Arc<Region>],
+    ) {
         self.cut(endpoint, peer);
         self.endpoints[endpoint].peers[usize::from(peer.0)] = Some((link, side));
         let end = &mut self.links[link as usize].ends[usize::from(side)];

@@ -107,7 +107,13 @@ impl Transport for SimTransport {
         network.issue(self.endpoint, to, Operation { body, notify, token })
     }
 
-    fn write_inline(&mut self, to: PeerId, bytes: &[u8], remote: RemoteOffset, notify: Option<u32>) -> Result<(), Full> {
+    fn write_inline(
+        &mut self,
+        to: PeerId,
+        bytes: &[u8],
+        remote: RemoteOffset,
+        notify: Option<u32>,
+    ) -> Result<(), Full> {
         assert!(bytes.len() <= 256, "an inline write of {} bytes", bytes.len());
         let body = Body::Inline { bytes: bytes.to_vec(), remote };
         self.network.borrow_mut().issue(self.endpoint, to, Operation { body, notify, token: None })

@@ -308,7 +308,8 @@ impl OrderModel {
         }
         // Earlier windows are passed as wholes.
         let passed = &self.windows[self.bound.0.saturating_sub(first) as usize..(holding - first) as usize];
-        for (at, part) in passed.iter().flat_map(|w| w.parts.iter().enumerate().map(move |(at, p)| (w.end_lsn(at), p))) {
+        for (at, part) in passed.iter().flat_map(|w| w.parts.iter().enumerate().map(move |(at, p)| (w.end_lsn(at), p)))
+        {
             let end = &mut self.committed_lsn[usize::from(part.shard)];
             *end = (*end).max(at);
             moved.push(part.shard);

@@ -10,7 +10,8 @@ use crate::client::Record;
 pub(in crate::sim) struct Subscribed {
     scope: Scope,
     from: u64,
-    /// `Scope::All`: everything below was handed out or is no record.
+    /// `Scope::All`: everything below was handed out or is no record. `Scope::Shard`: the position after the last record
+    /// that was handed out.
     next: u64,
     /// `Scope::Shard`: the same in slots; unknown until the first event.
     next_lsn: Option<u64>,
@@ -98,7 +99,10 @@ impl Oracle {
         subscribed.delivered += 1;
         match subscribed.scope {
             Scope::All => subscribed.next = position + 1,
-            Scope::Shard(_) => subscribed.next_lsn = Some(place.lsn + 1),
+            Scope::Shard(_) => {
+                subscribed.next_lsn = Some(place.lsn + 1);
+                subscribed.next = position + 1;
+            }
         }
         Ok(())
     }
@@ -181,7 +185,18 @@ impl Oracle {
     /// Subscriptions that were not told everything that is bound.
     pub(in crate::sim) fn behind(&self) -> Option<String> {
         let committed = self.order.committed();
-        let behind = |s: &Subscribed| !s.ended && s.confirmed < committed.max(s.from);
+        let behind = |s: &Subscribed| {
+            let untold = match s.scope {
+                Scope::All => s.confirmed < committed,
+                // Where positions were forgotten, what belongs to other shards is confirmed with the shard's next record.
+                Scope::Shard(shard) => {
+                    let end = self.order.committed_lsn(shard.0);
+                    let first = s.next_lsn.or_else(|| self.order.lsn_below(shard.0, s.from)).unwrap_or(end);
+                    self.shards[usize::from(shard.0)].record_between(first, end).is_some() || s.confirmed < s.next
+                }
+            };
+            !s.ended && s.from < committed && untold
+        };
         let (at, subscribed) = self.subscribed.iter().enumerate().find(|(_, s)| behind(s))?;
         let Subscribed { scope, from, confirmed, delivered, .. } = subscribed;
         Some(format!(
