@@ -104,12 +104,8 @@ pub(super) fn deliver(
             break Delivery::More;
         }
         let Some(position) = ledger.position(port.shard, cursor.lsn) else {
-            if cursor.lsn < ledger.committed_lsn(port.shard) {
-                // Bound, and so long ago that the ledger has forgotten where.
-                break trimmed();
-            }
-            // I13: without a grant there is no position to speculate with.
-            break Delivery::Caught;
+            // Bound so long ago that the ledger has forgotten where; or, I13, without a grant to speculate with.
+            break if cursor.lsn < ledger.committed_lsn(port.shard) { trimmed() } else { Delivery::Caught };
         };
         if port.log.check(cursor.at).is_err() {
             // A cursor that waited for its slot may stand at an entry that is gone while the slot itself is there.
