@@ -11,5 +11,6 @@ pub mod handshake;
 pub mod log;
 pub mod mem;
 pub mod node;
+pub mod sim;
 mod sync;
 pub mod transport;

@@ -1,6 +1,6 @@
 //! The command line: parses, runs, and turns every error into one line and an exit code.
 //!
-//! Exit codes: 0 done, 1 failed (one line on standard error says why), 2 wrong usage.
+//! Exit codes: 0 done, 1 failed (one line on standard error says why), 2 wrong usage; `sim` has more, see its help.
 
 mod append;
 mod bench;
@@ -12,6 +12,7 @@ mod nodes;
 mod output;
 mod profile;
 mod query;
+mod sim;
 mod subscribe;
 
 use std::process::ExitCode;
@@ -71,6 +72,8 @@ enum Command {
     },
     /// Change how the running log is ordered
     Ordering(members::OrderingArgs),
+    /// Run simulated clusters on virtual time from seeds, with faults, and check what clients are told
+    Sim(sim::SimArgs),
     /// Measure
     Profile {
         #[command(subcommand)]
@@ -115,9 +118,14 @@ pub fn main() -> ExitCode {
         Command::Shard { command } => members::shard(&command),
         Command::Ordering(args) => members::ordering(&args),
         Command::Profile { command } => profile::run(&command),
+        Command::Sim(args) => return exit(sim::run(&args)),
     };
+    exit(result.map(|()| ExitCode::SUCCESS))
+}
+
+fn exit(result: Result<ExitCode, Stop>) -> ExitCode {
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(Stop::ReaderGone) => ExitCode::SUCCESS,
         Err(Stop::Told) => ExitCode::FAILURE,
         Err(Stop::Failed(text)) => {

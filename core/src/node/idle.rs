@@ -56,25 +56,51 @@ struct Bed {
     bell: Bell,
 }
 
-/// Wakes the thread that owns the matching [`Parker`].
+/// Wakes the thread that owns the matching [`Parker`], or whoever else runs agents.
 #[derive(Clone, Debug)]
-pub struct Waker(Option<Arc<Bed>>);
+pub struct Waker(Wakes);
+
+#[derive(Clone)]
+enum Wakes {
+    Nobody,
+    Parked(Arc<Bed>),
+    Calls(std::sync::Arc<dyn Fn() + Send + Sync>),
+}
+
+impl fmt::Debug for Wakes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Wakes::Nobody => "Nobody",
+            Wakes::Parked(_) => "Parked",
+            Wakes::Calls(_) => "Calls",
+        })
+    }
+}
 
 impl Waker {
     /// For threads that never park: `wake` does nothing.
     pub fn none() -> Waker {
-        Waker(None)
+        Waker(Wakes::Nobody)
+    }
+
+    /// For threads that are not the operating system's: `wake` calls `wakes`, asleep or not. The simulator's.
+    pub fn calling(wakes: impl Fn() + Send + Sync + 'static) -> Waker {
+        Waker(Wakes::Calls(std::sync::Arc::new(wakes)))
     }
 
     /// Wakes the thread if it is parked. Call it after the work was published. Costs a system call only when the thread
     /// is parked or about to be, and then only one of several wakers pays.
     #[inline]
     pub fn wake(&self) {
-        if let Some(bed) = &self.0 {
-            fence(Ordering::SeqCst);
-            if bed.parked.load(Ordering::Relaxed) {
-                bed.signal();
+        match &self.0 {
+            Wakes::Nobody => {}
+            Wakes::Parked(bed) => {
+                fence(Ordering::SeqCst);
+                if bed.parked.load(Ordering::Relaxed) {
+                    bed.signal();
+                }
             }
+            Wakes::Calls(wakes) => wakes(),
         }
     }
 }
@@ -110,7 +136,7 @@ impl Parker {
 
     /// One more waker of this thread.
     pub fn waker(&self) -> Waker {
-        Waker(Some(self.bed.clone()))
+        Waker(Wakes::Parked(self.bed.clone()))
     }
 
     /// Blocks until the waker is used, one of `fds` is readable, or `timeout_ns` nanoseconds have passed (`None`: no

@@ -179,6 +179,11 @@ impl<T: Transport> SequencerAgent<T> {
         }
     }
 
+    /// The order log, as far as it is kept.
+    pub fn order(&self) -> &OrderLog {
+        &self.order
+    }
+
     fn split(&mut self) -> (&mut Sequencer, Effects<'_>) {
         (&mut self.sequencer, Effects { proposal: &mut self.proposal, followers: &mut self.followers })
     }

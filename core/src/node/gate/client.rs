@@ -220,12 +220,8 @@ impl Client {
     /// Sends answers, the order stream, records and reads, as far as the ring has room.
     fn send(&mut self, common: &mut Common) -> Result<usize, String> {
         let mut count = 0;
-        while let Some(answer) = self.answers.front() {
-            if push(&mut self.ring, &reply_of(*answer)).is_err() {
-                return Ok(count);
-            }
-            self.answers.pop_front();
-            count += 1;
+        if !self.send_answers(&mut count) {
+            return Ok(count);
         }
         // The order stream goes first: a client that catches up must not be kept from confirming what it has.
         count += self.relay(common);
@@ -233,8 +229,23 @@ impl Client {
             (delivered, true) => count += delivered,
             (delivered, false) => return Ok(count + delivered),
         }
-        count += self.read(common);
+        // A stream that ended has left an answer, and nothing else may happen here for a long time.
+        if self.send_answers(&mut count) {
+            count += self.read(common);
+        }
         Ok(count)
+    }
+
+    /// Sends the answers that wait. False: the ring is full.
+    fn send_answers(&mut self, count: &mut usize) -> bool {
+        while let Some(answer) = self.answers.front() {
+            if push(&mut self.ring, &reply_of(*answer)).is_err() {
+                return false;
+            }
+            self.answers.pop_front();
+            *count += 1;
+        }
+        true
     }
 
     /// Delivers what the streams may have. False: the ring is full.

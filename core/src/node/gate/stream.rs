@@ -67,8 +67,18 @@ impl Stream {
 
 /// Position of the first slot that a port's log keeps.
 pub(super) fn log_head(port: &ShardPort, ledger: &Ledger) -> Position {
-    let first = port.log.first().ok().and_then(|first| ledger.position(port.shard, first.lsn));
-    first.unwrap_or(ledger.first_known()).max(ledger.first_known())
+    let first = loop {
+        // An error means that the head moved just now.
+        if let Ok(first) = port.log.first() {
+            break first.lsn;
+        }
+    };
+    match ledger.position(port.shard, first) {
+        Some(position) => position.max(ledger.first_known()),
+        None if first < ledger.committed_lsn(port.shard) => ledger.first_known(),
+        // Everything bound was dropped: what is kept has its place behind all that is granted.
+        None => ledger.granted_end(),
+    }
 }
 
 /// Delivers what may be delivered.
@@ -97,8 +107,10 @@ pub(super) fn deliver(
             break Delivery::More;
         }
         if run == 0 {
-            // I13: without a grant there is no position to speculate with.
-            let Some(found) = ledger.position_run(port.shard, cursor.lsn) else { break Delivery::Caught };
+            let Some(found) = ledger.position_run(port.shard, cursor.lsn) else {
+                // Bound so long ago that the ledger has forgotten where; or, I13, without a grant to speculate with.
+                break if cursor.lsn < ledger.committed_lsn(port.shard) { trimmed() } else { Delivery::Caught };
+            };
             (position, run) = found;
         }
         let Ok(item) = item(port, &mut cursor) else { break trimmed() };

@@ -1,0 +1,213 @@
+//! `sim`: seeds on the simulator, one in detail or many in parallel, and how to run a failing one again.
+
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, Ordering as Atomic};
+
+use antelog_core::sim::probes::{BATCH_SEEDS, REQUIRED};
+use antelog_core::sim::{Failure, Knobs, Outcome, Overrides, Probes, simulate};
+use antelog_protocol::Ordering;
+use antelog_protocol::limits::SHARDS_MAX;
+use clap::Args;
+
+use super::{Stop, output};
+
+const AFTER_HELP: &str = "\
+Every failing seed is one line: what kind of failure, the seed, and the command that runs it again, with the version \
+it failed on. The last line is 'N passed, M failed'.
+
+Exit codes:
+  0  every seed passed
+  1  wrong: an invariant did not hold, or a batch of 1000 default seeds or more missed a situation it must reach
+  2  wrong usage
+  3  stuck: something was never told after the faults were over
+  4  crash: an agent or a session panicked
+When seeds fail in several ways, wrong counts before crash and crash before stuck.";
+
+#[derive(Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct SimArgs {
+    /// Run this seed and print its knobs, its digest and what it reached
+    #[arg(long, value_name = "S", conflicts_with_all = ["seed_from", "seeds", "jobs"])]
+    seed: Option<u64>,
+    /// With --seed: print every event
+    #[arg(long, requires = "seed")]
+    trace: bool,
+    /// First seed of a batch
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    seed_from: u64,
+    /// Seeds of a batch
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
+    seeds: u64,
+    /// Threads that run seeds; as many as there are cores if not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    jobs: Option<u16>,
+    /// Shards, instead of as many as the seed draws
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u16).range(1..=SHARDS_MAX as i64))]
+    shards: Option<u16>,
+    /// Records per second and shard, instead of as many as the seed draws
+    #[arg(long, value_name = "R", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    rate: Option<u64>,
+    /// Minutes of load in virtual time, instead of what the seed draws
+    #[arg(long, value_name = "M", conflicts_with = "ms", value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    minutes: Option<u64>,
+    /// Milliseconds of load in virtual time, instead of what the seed draws
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=600_000_000))]
+    ms: Option<u64>,
+    /// fixed, free-tick or free-event, instead of what the seed draws
+    #[arg(long, value_name = "ORDERING", value_parser = ordering)]
+    ordering: Option<Ordering>,
+}
+
+fn ordering(text: &str) -> Result<Ordering, String> {
+    Ordering::from_name(text).ok_or_else(|| format!("unknown ordering {text:?}: use fixed, free-tick or free-event"))
+}
+
+impl SimArgs {
+    fn overrides(&self) -> Overrides {
+        let load_ns = self.minutes.map(|m| m * 60_000_000_000).or(self.ms.map(|ms| ms * 1_000_000));
+        Overrides { shards: self.shards, rate_per_s: self.rate, load_ns, ordering: self.ordering }
+    }
+
+    /// The command that runs a seed again.
+    fn command(&self, seed: u64) -> String {
+        let mut command = format!("antelog sim --seed {seed}");
+        let mut add = |name: &str, value: Option<String>| {
+            if let Some(value) = value {
+                command += &format!(" --{name} {value}");
+            }
+        };
+        add("shards", self.shards.map(|v| v.to_string()));
+        add("rate", self.rate.map(|v| v.to_string()));
+        add("minutes", self.minutes.map(|v| v.to_string()));
+        add("ms", self.ms.map(|v| v.to_string()));
+        add("ordering", self.ordering.map(|v| v.name().to_owned()));
+        format!("{command}  # {}", version())
+    }
+}
+
+/// The commit this was built from, if the build said so (`ANTELOG_COMMIT=$(git describe --always --dirty)`).
+fn version() -> &'static str {
+    option_env!("ANTELOG_COMMIT").unwrap_or(concat!("version ", env!("CARGO_PKG_VERSION")))
+}
+
+/// What a batch came to.
+#[derive(Default)]
+struct Tally {
+    passed: u64,
+    failed: u64,
+    /// Wrong, stuck, crashed.
+    kinds: [bool; 3],
+    probes: Probes,
+    virtual_ns: u64,
+}
+
+impl Tally {
+    fn add(&mut self, outcome: &Outcome) {
+        self.probes.merge(&outcome.probes);
+        self.virtual_ns += outcome.virtual_ns;
+        match &outcome.failure {
+            None => self.passed += 1,
+            Some(failure) => {
+                self.failed += 1;
+                let kind = match failure {
+                    Failure::Wrong(_) => 0,
+                    Failure::Stuck(_) => 1,
+                    Failure::Crash(_) => 2,
+                };
+                self.kinds[kind] = true;
+            }
+        }
+    }
+
+    fn code(&self) -> u8 {
+        match self.kinds {
+            [true, ..] => 1,
+            [_, _, true] => 4,
+            [_, true, _] => 3,
+            _ => 0,
+        }
+    }
+}
+
+fn run_seed(args: &SimArgs, seed: u64, traced: bool) -> Result<Outcome, Stop> {
+    let knobs = Knobs::draw(seed, &args.overrides());
+    simulate(knobs, traced).map_err(|e| Stop::Failed(format!("seed {seed}: no memory for its cluster: {e}")))
+}
+
+fn failure_line(args: &SimArgs, seed: u64, failure: &Failure) -> String {
+    format!("{failure}; seed {seed}; redo: {}", args.command(seed))
+}
+
+/// Runs `sim`.
+pub fn run(args: &SimArgs) -> Result<ExitCode, Stop> {
+    let mut tally = Tally::default();
+    if let Some(seed) = args.seed {
+        output::print(&Knobs::draw(seed, &args.overrides()).to_string())?;
+        let outcome = run_seed(args, seed, args.trace)?;
+        if let Some(trace) = &outcome.trace {
+            output::print(trace.trim_end())?;
+        }
+        for (name, count) in outcome.probes.reached() {
+            output::print(&format!("reached {name}: {count}"))?;
+        }
+        output::print(&format!("digest {:016x} after {} us", outcome.digest, outcome.virtual_ns / 1000))?;
+        if let Some(failure) = &outcome.failure {
+            output::print(&failure_line(args, seed, failure))?;
+        }
+        tally.add(&outcome);
+    } else {
+        tally = batch(args)?;
+    }
+    output::print(&format!("{} passed, {} failed", tally.passed, tally.failed))?;
+    Ok(ExitCode::from(tally.code()))
+}
+
+fn batch(args: &SimArgs) -> Result<Tally, Stop> {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let jobs = args.jobs.map_or(cores, usize::from);
+    let next = AtomicU64::new(0);
+    let shared = Mutex::new((Tally::default(), None));
+    let work = || {
+        loop {
+            let number = next.fetch_add(1, Atomic::Relaxed);
+            if number >= args.seeds {
+                return;
+            }
+            let seed = args.seed_from.wrapping_add(number);
+            let result = run_seed(args, seed, false);
+            let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+            let said = result.and_then(|outcome| {
+                shared.0.add(&outcome);
+                outcome.failure.map_or(Ok(()), |failure| output::print(&failure_line(args, seed, &failure)))
+            });
+            if let Err(stop) = said {
+                shared.1.get_or_insert(stop);
+                next.store(args.seeds, Atomic::Relaxed);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(work);
+        }
+    });
+    let (mut tally, stop) = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
+    stop.map_or(Ok(()), Err)?;
+    let missed = tally.probes.missed();
+    output::print(&format!(
+        "{} seeds of {:.0} ms of virtual time on average reached {} of {} situations",
+        args.seeds,
+        tally.virtual_ns as f64 / 1e6 / args.seeds as f64,
+        REQUIRED.len() - missed.len(),
+        REQUIRED.len()
+    ))?;
+    if !missed.is_empty() {
+        output::print(&format!("missed: {}", missed.join(", ")))?;
+    }
+    if args.seeds >= BATCH_SEEDS && args.overrides() == Overrides::default() {
+        tally.kinds[0] |= !missed.is_empty();
+    }
+    Ok(tally)
+}

@@ -1,0 +1,123 @@
+//! The simulated control thread: it makes the connections between nodes, hears of their loss, makes them again after a
+//! pause, and answers the calls of clients. Production's is threads that block in hand-shakes; agents see the same of it,
+//! admissions in their mailboxes.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use antelog_protocol::ClientId;
+use antelog_protocol::wire::session::ClusterMap;
+
+use super::network::{Shared, SimLink};
+use super::queue::What;
+use crate::client::session::{Dialed, Dialer};
+use crate::node::Waker;
+use crate::transport::PeerId;
+
+/// A connection between two nodes that is kept up: the caller makes it again when it hears of its loss.
+#[derive(Debug)]
+pub(super) struct Line {
+    /// The caller's number among the agents, and its name in notices.
+    pub(super) caller: usize,
+    pub(super) caller_name: String,
+    /// The called node's number at the caller.
+    pub(super) to_peer: PeerId,
+    pub(super) callee: usize,
+    /// The caller's number at the called node.
+    pub(super) from_peer: PeerId,
+    pub(super) kind: super::network::LinkKind,
+    pub(super) pause_ns: u64,
+    /// Ends on their way to the agents.
+    pub(super) ends: Vec<SimLink>,
+}
+
+/// A client's call to a gate.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub(super) slot: usize,
+    pub(super) address: String,
+    pub(super) client: ClientId,
+    pub(super) ring_bytes: usize,
+    /// The gate's end, on its way to the gate.
+    pub(super) end: Option<SimLink>,
+}
+
+/// Where a session's answers wait.
+#[derive(Debug, Default)]
+pub(super) struct Slot {
+    pub(super) thread: usize,
+    pub(super) answers: VecDeque<Answered>,
+}
+
+/// An answer to a call: link and map, or why not.
+#[derive(Debug)]
+pub(super) struct Answered {
+    pub(super) address: String,
+    pub(super) result: Result<SimLink, String>,
+}
+
+/// Calls of clients under way.
+#[derive(Debug)]
+pub(super) struct Calls {
+    pub(super) calls: Vec<Call>,
+    pub(super) slots: Vec<Slot>,
+    pub(super) map: ClusterMap,
+    /// Capacity of a gate's incoming ring, in bytes.
+    pub(super) gate_ring_bytes: usize,
+    /// Time that a call takes, in nanoseconds.
+    pub(super) call_ns: u64,
+}
+
+/// Dials for one session.
+pub(super) struct SimDialer {
+    network: Shared,
+    calls: Rc<RefCell<Calls>>,
+    slot: usize,
+    client: ClientId,
+    ring_bytes: usize,
+}
+
+impl SimDialer {
+    pub(super) fn new(
+        network: &Shared,
+        calls: &Rc<RefCell<Calls>>,
+        thread: usize,
+        client: ClientId,
+        ring_bytes: usize,
+    ) -> SimDialer {
+        let mut list = calls.borrow_mut();
+        list.slots.push(Slot { thread, answers: VecDeque::new() });
+        let slot = list.slots.len() - 1;
+        SimDialer { network: network.clone(), calls: calls.clone(), slot, client, ring_bytes }
+    }
+}
+
+impl Dialer<SimLink> for SimDialer {
+    fn request(&mut self, address: &str) {
+        let mut calls = self.calls.borrow_mut();
+        let (slot, client, ring_bytes) = (self.slot, self.client, self.ring_bytes);
+        calls.calls.push(Call { slot, address: address.to_owned(), client, ring_bytes, end: None });
+        let call = calls.calls.len() - 1;
+        let mut network = self.network.borrow_mut();
+        let at_ns = network.issue_ns + calls.call_ns;
+        network.plan(at_ns, What::DialGate { call });
+    }
+
+    fn take(&mut self) -> Option<Dialed<SimLink>> {
+        let mut calls = self.calls.borrow_mut();
+        let Answered { address, result } = calls.slots[self.slot].answers.pop_front()?;
+        let result = result.map(|link| (link, calls.map.clone(), calls.gate_ring_bytes, 1));
+        Some(Dialed { address, result })
+    }
+
+    fn waker(&mut self, _: Waker) {}
+}
+
+impl Drop for SimDialer {
+    fn drop(&mut self) {
+        if let Ok(mut calls) = self.calls.try_borrow_mut() {
+            calls.slots[self.slot].answers.clear();
+        }
+    }
+}

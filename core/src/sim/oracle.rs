@@ -1,0 +1,490 @@
+//! The oracle: checks what clients were told against what the order log and the logs' regions say.
+//!
+//! It shares no code with the protocol but plain types: it parses order entries and log entries itself and computes
+//! positions itself. Quotas, modes and members may change from window to window; shards may refuse appends.
+//!
+//! | checked | where |
+//! |---|---|
+//! | I1, I8, I16 what is delivered is what the log holds at that position | `subscription` |
+//! | I2 confirmed prefixes have no gap and only grow | `subscription`, `order` |
+//! | I3, I7 each record once, in the order of its session and shard | [`Oracle::advance`] |
+//! | I4, I5, I6 acknowledgements: position, real-time order, not before the cut | [`Oracle::acknowledged`] |
+//! | I9, I10 nothing is taken back; cuts are the predetermined ones | `subscription`, `order` |
+//! | I11 a cut takes only what every member's region holds at that moment | [`Oracle::committed`] |
+//! | I12 grants continue each other; followers are sent the committed bytes without a gap | `order`, [`Oracle::tapped`] |
+//! | I13 nothing is delivered without a committed grant, nor from a free window before its cut | `subscription` |
+//! | L3 an idle log writes nothing, L4 queues are bounded | the run |
+
+mod order;
+mod subscription;
+mod truth;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use antelog_protocol::Refusal;
+
+use self::order::OrderModel;
+pub(super) use self::subscription::Subscribed;
+use self::truth::ShardTruth;
+use super::network::Tapped;
+use crate::mem::Region;
+
+/// A broken invariant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// The invariant of PROTOCOL.md §8, or what else the run demands.
+    pub id: &'static str,
+    /// What was seen.
+    pub what: String,
+}
+
+impl Violation {
+    pub(super) fn new(id: &'static str, what: impl Into<String>) -> Violation {
+        Violation { id, what: what.into() }
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.id, self.what)
+    }
+}
+
+/// What became of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// No answer yet.
+    Open,
+    Acknowledged,
+    Refused,
+    /// Its session was dropped: it may or may not be in the log.
+    Abandoned,
+}
+
+/// A record that somebody appended.
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    shard: u16,
+    seq: u64,
+    len: u32,
+    fate: Fate,
+    /// Its slot, once it was read from the region.
+    lsn: Option<u64>,
+    /// The highest position acknowledged to anybody before it was appended.
+    floor: Option<u64>,
+    /// The answer was on its way when the connection was lost.
+    answer_lost: bool,
+}
+
+/// One session's appends to one shard, in the order in which it called.
+#[derive(Debug, Default)]
+struct Lane {
+    records: Vec<u32>,
+    /// Those before were read from the log or passed by.
+    read: usize,
+}
+
+/// What answers of the log to questions may say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Answer<'a> {
+    Record(&'a [u8]),
+    NoOp,
+    Trimmed(u64),
+}
+
+/// Things that a run reached, as counts.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reached {
+    pub(super) no_op_splits: u64,
+    pub(super) retries_answered: u64,
+    pub(super) trims: u64,
+    pub(super) reads: u64,
+    pub(super) tails: u64,
+    pub(super) speculative: u64,
+    pub(super) refused: u64,
+    pub(super) region_full: u64,
+    pub(super) closed: u64,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Oracle {
+    order: OrderModel,
+    shards: Vec<ShardTruth>,
+    records: Vec<Record>,
+    lanes: BTreeMap<(u32, u16), Lane>,
+    subscribed: Vec<Subscribed>,
+    /// Highest position acknowledged to anybody.
+    acknowledged_to: Option<u64>,
+    open: u64,
+    /// Next index of each follower's link.
+    followed: BTreeMap<u32, u64>,
+    violation: Option<Violation>,
+    /// Positions may be forgotten: regions are recycled or cuts of free windows dropped.
+    pub(super) may_trim: bool,
+    pub(super) reached: Reached,
+    moved: Vec<u16>,
+    scratch: Vec<u8>,
+}
+
+/// Session ids as the simulation gives them: unique, and with the session's number in them.
+pub(super) fn client_id(session: u32) -> u128 {
+    0xA17E_0000_0000_0000_0000_0000_0000_0000 | u128::from(session) << 32 | 0x51
+}
+
+/// The bytes of a record: they say which record it is, if there are enough of them.
+pub(super) fn fill(record: u32, bytes: &mut [u8]) {
+    for (at, chunk) in bytes.chunks_mut(8).enumerate() {
+        let word = word(record, at as u64).to_le_bytes();
+        chunk.copy_from_slice(&word[..chunk.len()]);
+    }
+}
+
+fn word(record: u32, at: u64) -> u64 {
+    (u64::from(record) + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(at.wrapping_mul(0xD1B5_4A32_D192_ED03))
+}
+
+fn matches(record: u32, len: u32, bytes: &[u8]) -> bool {
+    bytes.len() == len as usize
+        && bytes.chunks(8).enumerate().all(|(at, chunk)| chunk == &word(record, at as u64).to_le_bytes()[..chunk.len()])
+}
+
+impl Oracle {
+    /// An oracle for shards with these regions: the primary's first.
+    pub(super) fn new(regions: &[Vec<Arc<Region>>], may_trim: bool) -> Oracle {
+        let shard = |(shard, regions): (usize, &Vec<_>)| ShardTruth::new(shard as u16, regions);
+        Oracle {
+            order: OrderModel::new(regions.len() as u16),
+            shards: regions.iter().enumerate().map(shard).collect(),
+            records: Vec::new(),
+            lanes: BTreeMap::new(),
+            subscribed: Vec::new(),
+            acknowledged_to: None,
+            open: 0,
+            followed: BTreeMap::new(),
+            violation: None,
+            may_trim,
+            reached: Reached::default(),
+            moved: Vec::new(),
+            scratch: Vec::new(),
+        }
+    }
+
+    pub(super) fn violation(&self) -> Option<&Violation> {
+        self.violation.as_ref()
+    }
+
+    /// Keeps the first violation.
+    pub(super) fn complain(&mut self, violation: Violation) {
+        self.violation.get_or_insert(violation);
+    }
+
+    fn check(&mut self, result: Result<(), Violation>) {
+        if let Err(violation) = result {
+            self.complain(violation);
+        }
+    }
+
+    /// First position that is not bound.
+    pub(super) fn committed_position(&self) -> u64 {
+        self.order.committed()
+    }
+
+    /// Entries of the order log.
+    pub(super) fn order_entries(&self) -> u64 {
+        self.order.hashes.len() as u64
+    }
+
+    pub(super) fn order_counts(&self) -> [(&'static str, u64); 9] {
+        let order = &self.order;
+        [
+            ("grant", order.grants),
+            ("prefix cut", order.prefix_cuts),
+            ("free cut", order.free_cuts),
+            ("change of mode", order.mode_changes),
+            ("change of quotas", order.quota_changes),
+            ("change of members", order.member_changes),
+            ("shard closed", order.closings),
+            ("shard opened again", order.returns),
+            ("free window ended early", order.early_ends),
+        ]
+    }
+
+    /// Laps of its region that the busiest shard has made.
+    pub(super) fn laps(&self) -> u64 {
+        self.shards.iter().map(|s| s.replicas[0].laps()).max().unwrap_or(0)
+    }
+
+    /// Appends without an answer.
+    pub(super) fn open(&self) -> u64 {
+        self.open
+    }
+
+    /// A position that holds an acknowledged record, for reading: any one at or after the `n`th.
+    pub(super) fn some_position(&self, n: u64) -> Option<u64> {
+        let count = self.records.len() as u64;
+        let start = n.checked_rem(count)? as usize;
+        let record = self.records[start..].iter().find(|r| r.fate == Fate::Acknowledged)?;
+        self.order.position(record.shard, record.lsn?)
+    }
+
+    /// The sequencer committed this entry.
+    pub(super) fn committed(&mut self, entry: &[u8]) {
+        let mut moved = std::mem::take(&mut self.moved);
+        let applied = self.order.apply(entry, &mut moved);
+        self.check(applied);
+        for &shard in &moved {
+            let read = self.read_members(shard);
+            self.check(read);
+        }
+        self.moved = moved;
+    }
+
+    /// I11: every member's region holds what is bound now, and the same.
+    fn read_members(&mut self, shard: u16) -> Result<(), Violation> {
+        let to = self.order.committed_lsn(shard);
+        self.advance(shard, to)?;
+        let truth = &mut self.shards[usize::from(shard)];
+        for replica in 1..truth.replicas.len() {
+            while truth.replicas[replica].lsn < to {
+                let found = truth.replicas[replica].next().map_err(|v| {
+                    Violation::new("I11", format!("bound to slot {to} but on backup {replica} {}", v.what))
+                })?;
+                let at = truth.compared[replica];
+                truth.compared[replica] += 1;
+                let (lsn, count, record) = truth.entries[at];
+                let same = (found.lsn, found.count) == (lsn, count) && found.record.is_some() == record.is_some();
+                let bytes_same = record.is_none_or(|record| {
+                    let region = truth.replicas[replica].region();
+                    self.scratch.resize(found.len, 0);
+                    region.get(found.offset, &mut self.scratch);
+                    matches(record, self.records[record as usize].len, &self.scratch)
+                });
+                if !same || !bytes_same {
+                    let what = format!("slot {lsn} of shard {shard} differs on backup {replica}");
+                    return Err(Violation::new("I11", what));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the primary's log up to a slot (I3, I7).
+    fn advance(&mut self, shard: u16, to: u64) -> Result<(), Violation> {
+        let truth = &mut self.shards[usize::from(shard)];
+        while truth.replicas[0].lsn < to {
+            let found = truth.replicas[0].next()?;
+            let record = match found.record {
+                None => None,
+                Some((client, seq)) => {
+                    self.scratch.resize(found.len, 0);
+                    truth.replicas[0].region().get(found.offset, &mut self.scratch);
+                    let session = (client >> 32) as u32;
+                    let lane = self.lanes.entry((session, shard)).or_default();
+                    Some(find_record(&mut self.records, lane, &self.scratch, (shard, seq, found.lsn))?)
+                }
+            };
+            truth.entries.push((found.lsn, found.count, record));
+        }
+        Ok(())
+    }
+
+    /// Somebody appends; returns the record's number, which its bytes must be made from.
+    pub(super) fn next_record(&self) -> u32 {
+        self.records.len() as u32
+    }
+
+    /// The append of [`next_record`](Self::next_record) was taken by the session.
+    pub(super) fn appended(&mut self, session: u32, shard: u16, seq: u64, len: usize) {
+        let number = self.next_record();
+        let floor = self.acknowledged_to;
+        let fate = Fate::Open;
+        let len = len as u32;
+        self.records.push(Record { shard, seq, len, fate, lsn: None, floor, answer_lost: false });
+        self.lanes.entry((session, shard)).or_default().records.push(number);
+        self.open += 1;
+    }
+
+    fn open_record(&self, session: u32, shard: u16, seq: u64) -> Option<u32> {
+        let lane = self.lanes.get(&(session, shard))?;
+        let open = |record: &&u32| {
+            let record = &self.records[**record as usize];
+            record.seq == seq && record.fate == Fate::Open
+        };
+        lane.records.iter().rev().find(open).copied()
+    }
+
+    /// I4, I5, I6.
+    pub(super) fn acknowledged(&mut self, session: u32, shard: u16, seq: u64, position: u64) -> Option<u32> {
+        let Some(number) = self.open_record(session, shard, seq) else {
+            let what = format!("session {session}: number {seq} of shard {shard} is acknowledged and not open");
+            self.complain(Violation::new("I3", what));
+            return None;
+        };
+        let record = self.records[number as usize];
+        let name = format!("record {number} (session {session}, shard {shard}, number {seq})");
+        let expected = record.lsn.and_then(|lsn| self.order.position(shard, lsn));
+        if position >= self.order.committed() || record.lsn.is_none() {
+            let committed = self.order.committed();
+            let what = format!("{name} is acknowledged at {position}, bound are positions below {committed}");
+            self.complain(Violation::new("I6", what));
+        } else if expected != Some(position) {
+            self.complain(Violation::new("I4", format!("{name} is acknowledged at {position}, it is at {expected:?}")));
+        }
+        if record.floor.is_some_and(|floor| floor >= position) {
+            let what =
+                format!("{name} is at {position}, but {:?} was acknowledged before it was appended", record.floor);
+            self.complain(Violation::new("I5", what));
+        }
+        self.reached.retries_answered += u64::from(record.answer_lost);
+        self.records[number as usize].fate = Fate::Acknowledged;
+        self.acknowledged_to = self.acknowledged_to.max(Some(position));
+        self.open -= 1;
+        Some(number)
+    }
+
+    /// The append was refused: it must never appear.
+    pub(super) fn refused(&mut self, session: u32, shard: u16, seq: u64, refusal: Refusal) -> Option<u32> {
+        let Some(number) = self.open_record(session, shard, seq) else {
+            let what = format!("session {session}: number {seq} of shard {shard} is refused and not open");
+            self.complain(Violation::new("I3", what));
+            return None;
+        };
+        let record = &mut self.records[number as usize];
+        record.fate = Fate::Refused;
+        let written = record.lsn;
+        self.open -= 1;
+        self.reached.refused += 1;
+        self.reached.closed += u64::from(matches!(refusal, Refusal::Closed { .. }));
+        self.reached.region_full += u64::from(matches!(refusal, Refusal::RegionFull { .. }));
+        if let Some(lsn) = written {
+            let what = format!("record {number} is refused ({refusal}) and is slot {lsn} of shard {shard}");
+            self.complain(Violation::new("I3", what));
+        }
+        Some(number)
+    }
+
+    /// A session is gone: its open appends may be in the log or not.
+    pub(super) fn abandoned(&mut self, session: u32) {
+        for lane in self.lanes.range((session, 0)..=(session, u16::MAX)) {
+            for number in &lane.1.records {
+                let record = &mut self.records[*number as usize];
+                if record.fate == Fate::Open {
+                    record.fate = Fate::Abandoned;
+                    self.open -= 1;
+                }
+            }
+        }
+    }
+
+    /// A session connected anew: answers to records that are bound already were lost.
+    pub(super) fn reconnected(&mut self, session: u32) {
+        for lane in self.lanes.range((session, 0)..=(session, u16::MAX)) {
+            for number in lane.1.records.iter().rev() {
+                let record = &mut self.records[*number as usize];
+                if record.fate != Fate::Open {
+                    break;
+                }
+                record.answer_lost |= record.lsn.is_some();
+            }
+        }
+    }
+
+    /// I12: followers are sent what is committed, in index order without a gap.
+    pub(super) fn tapped(&mut self, tapped: &Tapped) {
+        let Tapped { link, index, hash } = *tapped;
+        let next = self.followed.insert(link, index + 1);
+        if next.is_some_and(|next| next != index) {
+            let what = format!("link {link} is sent order entry {index}, the next is {next:?}");
+            self.complain(Violation::new("I12", what));
+        }
+        let known = index.checked_sub(1).and_then(|at| self.order.hashes.get(at as usize));
+        if known != Some(&hash) {
+            let what = format!("link {link} is sent an order entry {index} that is not the committed one");
+            self.complain(Violation::new("I12", what));
+        }
+    }
+
+    /// The answer to a question for the tail asked when `floor` was the highest acknowledged position.
+    pub(super) fn tail(&mut self, floor: Option<u64>, position: u64) {
+        let committed = self.order.committed();
+        self.reached.tails += 1;
+        if position > committed || floor.is_some_and(|floor| floor >= position) {
+            let what = format!("the tail is {position}, bound are {committed}, acknowledged before was {floor:?}");
+            self.complain(Violation::new("I5", what));
+        }
+    }
+
+    /// The highest position acknowledged so far.
+    pub(super) fn floor(&self) -> Option<u64> {
+        self.acknowledged_to
+    }
+
+    /// The answer to a read.
+    pub(super) fn read(&mut self, position: u64, answer: &Answer<'_>) {
+        self.reached.reads += 1;
+        let result = self.judge_read(position, answer);
+        self.check(result);
+    }
+
+    fn judge_read(&mut self, position: u64, answer: &Answer<'_>) -> Result<(), Violation> {
+        let wrong = |what: &str| Err(Violation::new("I4", format!("a read of position {position} {what}")));
+        if position >= self.order.committed() {
+            return wrong("is answered before it is bound");
+        }
+        let Some(place) = self.order.locate(position) else { return wrong("is bound and nowhere") };
+        let entry = self.shards[usize::from(place.shard)].entry(place.lsn);
+        match (answer, entry.and_then(|entry| entry.2)) {
+            (Answer::Trimmed(head), _) if self.may_trim => {
+                self.reached.trims += 1;
+                if *head > position { Ok(()) } else { wrong(&format!("says that the log begins at {head}")) }
+            }
+            (Answer::NoOp, None) => Ok(()),
+            (Answer::Record(bytes), Some(record)) if matches(record, self.records[record as usize].len, bytes) => {
+                Ok(())
+            }
+            (answer, record) => {
+                let got = match answer {
+                    Answer::Record(bytes) => format!("a record of {} bytes", bytes.len()),
+                    Answer::NoOp => "no record".into(),
+                    Answer::Trimmed(head) => format!("trimmed below {head}"),
+                };
+                wrong(&format!("returns {got}, it holds record {record:?}"))
+            }
+        }
+    }
+}
+
+/// The record of a lane that stands in the log: the next one of its session, or a violation.
+fn find_record(
+    records: &mut [Record],
+    lane: &mut Lane,
+    bytes: &[u8],
+    (shard, seq, lsn): (u16, u64, u64),
+) -> Result<u32, Violation> {
+    let fits = |number: u32, records: &[Record]| {
+        let record = &records[number as usize];
+        record.seq == seq && matches(number, record.len, bytes)
+    };
+    let name = format!("slot {lsn} of shard {shard} (number {seq})");
+    let candidate = lane.records[lane.read..]
+        .iter()
+        .position(|&number| fits(number, records) && records[number as usize].fate != Fate::Refused);
+    let Some(at) = candidate else {
+        let known = lane.records.iter().copied().find(|&number| fits(number, records));
+        return Err(match known.map(|number| records[number as usize]) {
+            Some(Record { fate: Fate::Refused, .. }) => Violation::new("I3", format!("{name} holds a refused record")),
+            Some(Record { lsn: Some(first), .. }) => {
+                Violation::new("I3", format!("{name} holds the record of slot {first} again"))
+            }
+            Some(_) => Violation::new("I7", format!("{name} comes after later records of its session")),
+            None => Violation::new("I1", format!("{name} holds {} bytes that nobody appended", bytes.len())),
+        });
+    };
+    let number = lane.records[lane.read + at];
+    lane.read += at + 1;
+    records[number as usize].lsn = Some(lsn);
+    Ok(number)
+}

@@ -1,0 +1,82 @@
+//! Named situations that a batch of runs must have reached: a simulator that never gets there proves nothing.
+
+use std::collections::BTreeMap;
+
+/// Situations that a batch of at least [`BATCH_SEEDS`] default seeds must reach.
+pub const REQUIRED: [&str; 43] = [
+    "fill by age",
+    "fill by target",
+    "prefix cut",
+    "free cut",
+    "grant",
+    "grant stall",
+    "connection lost during replication",
+    "connection lost during order stream",
+    "connection lost during client",
+    "connection attempt failed",
+    "region lap",
+    "region full refusal",
+    "no-op run split",
+    "retry answered after reconnect",
+    "late follower",
+    "target at the end of a window",
+    "pause longer than a tick",
+    "client ring full",
+    "outstanding limit reached",
+    "gate queue full",
+    "full transport",
+    "wake-up between threads",
+    "speculative delivery",
+    "trimmed",
+    "session replaced",
+    "read answered",
+    "tail answered",
+    "idle log",
+    "change of mode",
+    "change of quotas",
+    "change of members",
+    "shard closed",
+    "shard opened again",
+    "free window ended early",
+    "closed shard refusal",
+    "change made",
+    "change refused",
+    "fill ahead of a target",
+    "fill by the published timer",
+    "straggler grounded",
+    "fallback to free windows",
+    "more than eight shards",
+    "no backups",
+];
+
+/// A batch this large has to reach everything.
+pub const BATCH_SEEDS: u64 = 1000;
+
+/// Counts by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Probes(BTreeMap<&'static str, u64>);
+
+impl Probes {
+    pub(super) fn add(&mut self, name: &'static str, count: u64) {
+        if count > 0 {
+            *self.0.entry(name).or_default() += count;
+        }
+    }
+
+    /// Adds another run's counts.
+    pub fn merge(&mut self, other: &Probes) {
+        for (name, count) in &other.0 {
+            self.add(name, *count);
+        }
+    }
+
+    /// What was reached and how often.
+    pub fn reached(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        self.0.iter().map(|(name, count)| (*name, *count))
+    }
+
+    /// Which required situations were not reached.
+    pub fn missed(&self) -> Vec<&'static str> {
+        REQUIRED.into_iter().filter(|name| !self.0.contains_key(name)).collect()
+    }
+}
