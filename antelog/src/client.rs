@@ -161,8 +161,10 @@ impl Client {
     ///
     /// `shard: None` means this client's own shard, chosen at random when it connected: so all its records keep their
     /// order, and many clients spread over the shards. When that shard takes no appends any more, because it leaves, they
-    /// move to one that does and keep their order all the same. An append that names its shard is refused then. Waits however long the cluster is away: the record is sent again after
-    /// every lost connection and never appended twice.
+    /// move to one that does and keep their order all the same. An append that names its shard is refused then.
+    ///
+    /// Waits however long the cluster is away: the record is sent again after every lost connection and never appended
+    /// twice.
     ///
     /// # Errors
     /// [`Error::TooLarge`], [`Error::UnknownShard`], [`Error::Refused`], [`Error::Closed`].
