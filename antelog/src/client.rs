@@ -159,10 +159,12 @@ impl Client {
 
     /// Appends a record and waits until it is bound to a position, for ever.
     ///
-    /// `shard: None` means this client's own shard, chosen at random when it connected: so all its records keep their order,
-    /// and many clients spread over the shards. When that shard takes no appends any more, because it leaves, they move
-    /// to one that does and keep their order all the same. An append that names its shard is refused then. Waits however long the cluster is away: the record is sent again after
-    /// every lost connection and never appended twice.
+    /// `shard: None` means this client's own shard, chosen at random when it connected: so all its records keep their
+    /// order, and many clients spread over the shards. When that shard takes no appends any more, because it leaves, they
+    /// move to one that does and keep their order all the same. An append that names its shard is refused then.
+    ///
+    /// Waits however long the cluster is away: the record is sent again after every lost connection and never appended
+    /// twice.
     ///
     /// # Errors
     /// [`Error::TooLarge`], [`Error::UnknownShard`], [`Error::Refused`], [`Error::Closed`].
@@ -173,8 +175,8 @@ impl Client {
     /// Appends a record without waiting for its position: any number of appends may be under way, and those of one
     /// thread that name the same shard, or none, are bound in the order of the calls.
     ///
-    /// Pushback: as many appends as the cluster's `outstanding_max` may be under way per shard named, and as many that name
-    /// none; at the limit this call waits for an acknowledgement.
+    /// Pushback: as many appends as the cluster's `outstanding_max` may be under way per shard named, and as many that
+    /// name none; at the limit this call waits for an acknowledgement.
     ///
     /// # Errors
     /// [`Error::TooLarge`], [`Error::UnknownShard`], [`Error::Closed`]; nothing was appended then.
@@ -232,13 +234,13 @@ impl Client {
         self.answer(&outcome, token, self.0.options.connect_timeout, || "the question for the tail".into())
     }
 
-    /// Changes who takes part in the log or how it is ordered, and waits until the order stream shows it done: a shard that
-    /// joins takes appends, one that leaves has no slots any more, windows are ordered as asked. Asking for what is so
-    /// already changes nothing.
+    /// Changes who takes part in the log or how it is ordered, and waits until the order stream shows it done: a shard
+    /// that joins takes appends, one that leaves has no slots any more, windows are ordered as asked. Asking for what is
+    /// so already changes nothing.
     ///
     /// # Errors
-    /// [`Error::NotChanged`] when the cluster declines, [`Error::Timeout`] when it is not done by then, though it may still be
-    /// later; [`Error::Closed`].
+    /// [`Error::NotChanged`] when the cluster declines, [`Error::Timeout`] when it is not done by then, though it may still
+    /// be later; [`Error::Closed`].
     pub fn change(&self, change: Change, timeout: Duration) -> Result<Membership, Error> {
         self.ask_membership(Some(change), timeout)
     }

@@ -5,11 +5,12 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 /// How long anything may take before a test says that it hangs. No result depends on it.
-pub const PATIENCE: Duration = Duration::from_secs(15);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A running node or embedded cluster; killed when dropped.
 pub struct Server {
@@ -138,10 +139,19 @@ pub fn dev(extra: &[&str]) -> (Server, String) {
     (server, address)
 }
 
-/// Ports that were free a moment ago.
+/// Ports that were free a moment ago, and that nobody gets by chance meanwhile: below those that the system hands out, in
+/// another place for each process, and each once.
 pub fn free_ports(count: usize, host: &str) -> Vec<u16> {
-    let held: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind((host, 0)).unwrap()).collect();
-    held.iter().map(|l| l.local_addr().unwrap().port()).collect()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let mut ports = Vec::new();
+    while ports.len() < count {
+        let offset = std::process::id().wrapping_mul(97) + NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = 10_000 + (offset % 22_000) as u16;
+        if TcpListener::bind((host, port)).is_ok() {
+            ports.push(port);
+        }
+    }
+    ports
 }
 
 /// A folder of this test's own, removed when dropped.

@@ -63,11 +63,11 @@ pub trait SessionHandler {
     /// The append was refused and will not be retried: the record is not in the log.
     ///
     /// A refusal breaks the sequence of its shard: records of this session behind it are refused too, as
-    /// [`Refusal::Gap`] or, when none came before, [`Refusal::UnknownSession`], and the session takes no further append to that
-    /// shard until all are answered. After [`Refusal::Closed`] an owner that is free to choose the shard waits for
+    /// [`Refusal::Gap`] or, when none came before, [`Refusal::UnknownSession`], and the session takes no further append to
+    /// that shard until all are answered. After [`Refusal::Closed`] an owner that is free to choose the shard waits for
     /// these answers and then appends what was refused, in the order of its numbers, to the shard named `instead`,
-    /// before anything new: so its records keep their order. It need not look for anything else: a shard that takes
-    /// appends again says so by taking them.
+    /// before anything new: so its records keep their order. It need not ask when the shard takes appends again: the
+    /// next append finds out.
     fn on_refused(&mut self, shard: ShardId, seq: u64, refusal: Refusal);
     /// A subscription delivers, confirms or fails.
     fn on_event(&mut self, subscription: SubscriptionId, event: Event<Record>);

@@ -25,6 +25,8 @@ pub enum ToShard<'a> {
     Append {
         /// The session.
         client: ClientId,
+        /// The gate's number of the session's connection.
+        connection: u32,
         /// The session's number for it.
         seq: u64,
         /// The record.
@@ -62,6 +64,9 @@ pub enum ToGate<'a> {
     Refused {
         /// The session.
         client: ClientId,
+        /// The connection on which it was asked for: after a lost one the same append is asked for again, and the new
+        /// connection must hear what became of that.
+        connection: u32,
         /// The session's number for it.
         seq: u64,
         /// Why.
@@ -93,9 +98,10 @@ pub enum ToGate<'a> {
 }
 
 /// The head of an append message; the record follows it.
-pub fn append_head(client: ClientId, seq: u64) -> [u8; APPEND_HEAD_BYTES] {
+pub fn append_head(client: ClientId, connection: u32, seq: u64) -> [u8; APPEND_HEAD_BYTES] {
     let mut head = [0; APPEND_HEAD_BYTES];
     head[0] = 1;
+    head[4..8].copy_from_slice(&connection.to_le_bytes());
     head[8..24].copy_from_slice(&client.0.to_le_bytes());
     head[24..32].copy_from_slice(&seq.to_le_bytes());
     head
@@ -125,6 +131,10 @@ fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
+}
+
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[at..at + 8]);
@@ -140,15 +150,17 @@ fn client_at(bytes: &[u8], at: usize) -> ClientId {
 /// Reads a message to the shard. The queue carries only this module's messages: anything else is a bug and panics.
 pub fn to_shard(bytes: &[u8]) -> ToShard<'_> {
     match bytes[0] {
-        1 => ToShard::Append { client: client_at(bytes, 8), seq: u64_at(bytes, 24), record: &bytes[32..] },
+        1 => ToShard::Append {
+            client: client_at(bytes, 8),
+            connection: u32_at(bytes, 4),
+            seq: u64_at(bytes, 24),
+            record: &bytes[32..],
+        },
         2 => ToShard::ReadIndex { token: u64_at(bytes, 8) },
-        3 => {
-            let detail = u32::from(u16_at(bytes, 4)) | u32::from(u16_at(bytes, 6)) << 16;
-            match change_from(u16_at(bytes, 2), detail) {
-                Ok(change) => ToShard::Change { client: client_at(bytes, 8), token: u64_at(bytes, 24), change },
-                Err(error) => unreachable!("a message to a shard asks for no change: {error}"),
-            }
-        }
+        3 => match change_from(u16_at(bytes, 2), u32_at(bytes, 4)) {
+            Ok(change) => ToShard::Change { client: client_at(bytes, 8), token: u64_at(bytes, 24), change },
+            Err(error) => unreachable!("a message to a shard asks for no change: {error}"),
+        },
         tag => unreachable!("no message to a shard has the tag {tag}"),
     }
 }
@@ -168,9 +180,11 @@ pub fn acknowledged(client: ClientId, seq: u64, position: Position) -> [u8; ANSW
 }
 
 /// A `Refused` message.
-pub fn refused(client: ClientId, seq: u64, refusal: Refusal) -> [u8; ANSWER_BYTES] {
+pub fn refused(client: ClientId, connection: u32, seq: u64, refusal: Refusal) -> [u8; ANSWER_BYTES] {
     let (code, detail) = refusal_code(refusal);
-    answer(2, code as u8, client, seq, detail)
+    let mut bytes = answer(2, code as u8, client, seq, detail);
+    bytes[4..8].copy_from_slice(&connection.to_le_bytes());
+    bytes
 }
 
 /// The head of an order message; the entry follows it.
@@ -208,7 +222,12 @@ pub fn to_gate(bytes: &[u8]) -> ToGate<'_> {
         },
         2 => {
             let refusal = refusal_from(bytes[1].into(), u64_at(bytes, 32)).unwrap_or(Refusal::Failed);
-            ToGate::Refused { client: client_at(bytes, 8), seq: u64_at(bytes, 24), refusal }
+            ToGate::Refused {
+                client: client_at(bytes, 8),
+                connection: u32_at(bytes, 4),
+                seq: u64_at(bytes, 24),
+                refusal,
+            }
         }
         3 => ToGate::Order { index: u64_at(bytes, 8), entry: &bytes[ORDER_HEAD_BYTES..] },
         4 => ToGate::ReadIndexIs { token: u64_at(bytes, 8), index: u64_at(bytes, 16) },
@@ -277,8 +296,8 @@ mod tests {
     #[test]
     fn messages_come_back() {
         let client = ClientId(0xFEED_FACE_0123);
-        let append = [&append_head(client, 7)[..], b"xyz"].concat();
-        assert_eq!(to_shard(&append), ToShard::Append { client, seq: 7, record: b"xyz" });
+        let append = [&append_head(client, 0xAABB_CCDD, 7)[..], b"xyz"].concat();
+        assert_eq!(to_shard(&append), ToShard::Append { client, connection: 0xAABB_CCDD, seq: 7, record: b"xyz" });
         assert_eq!(to_shard(&read_index(8)), ToShard::ReadIndex { token: 8 });
         let position = Position(99);
         assert_eq!(to_gate(&acknowledged(client, 7, position)), ToGate::Acknowledged { client, seq: 7, position });
@@ -292,7 +311,9 @@ mod tests {
             Refusal::Failed,
             Refusal::Closed { instead: ShardId(700) },
         ] {
-            assert_eq!(to_gate(&refused(client, 7, refusal)), ToGate::Refused { client, seq: 7, refusal });
+            let connection = 0xAABB_CCDD;
+            let said = ToGate::Refused { client, connection, seq: 7, refusal };
+            assert_eq!(to_gate(&refused(client, connection, 7, refusal)), said);
         }
         let order = [&order_head(4)[..], &[1, 2]].concat();
         assert_eq!(to_gate(&order), ToGate::Order { index: 4, entry: &[1, 2] });

@@ -115,6 +115,8 @@ pub struct GateAgent<T: Transport> {
     clients: Vec<Option<Box<Client>>>,
     memory: Vec<Option<SlotMemory>>,
     sessions: HashMap<ClientId, usize>,
+    /// Connections so far: their numbers.
+    connections: u32,
     mailbox: Mailbox<Admission<T::Link>>,
     notices: Sender<Notice>,
     events: Box<[Event]>,
@@ -152,6 +154,7 @@ impl<T: Transport> GateAgent<T> {
             clients: (0..slots).map(|_| None).collect(),
             memory: (0..slots).map(|_| None).collect(),
             sessions: HashMap::with_capacity(slots),
+            connections: 0,
             mailbox: parts.mailbox,
             notices: parts.notices,
             events: vec![Event::Notified { peer: PeerId(0), value: 0 }; 64].into_boxed_slice(),
@@ -185,7 +188,9 @@ impl<T: Transport> GateAgent<T> {
         let capacity = self.common.config.ring_bytes;
         let ring = Ring::new(memory.incoming.clone(), memory.staging.clone(), memory.staging_key, capacity, ring_bytes);
         self.transport.admit(PeerId(slot as u16), link, std::slice::from_ref(&memory.incoming));
-        self.clients[slot] = Some(Box::new(Client::new(session, ring, &self.common.config, self.common.ports.len())));
+        self.connections = self.connections.wrapping_add(1);
+        let identity = (session, self.connections);
+        self.clients[slot] = Some(Box::new(Client::new(identity, ring, &self.common.config, self.common.ports.len())));
         self.sessions.insert(session, slot);
         self.common.counters.clients.set(self.sessions.len() as u64);
         1
@@ -242,9 +247,9 @@ impl<T: Transport> GateAgent<T> {
                             client.answer(port, Answer::Acknowledged { shard, seq, position });
                         }
                     }
-                    ToGate::Refused { client, seq, refusal } => {
+                    ToGate::Refused { client, connection, seq, refusal } => {
                         if let Some(client) = client_of(&self.sessions, &mut self.clients, &mut last, client) {
-                            client.answer(port, Answer::Refused { shard, seq, refusal });
+                            client.refused(port, connection, Answer::Refused { shard, seq, refusal });
                         }
                     }
                     ToGate::Order { index, entry } if port == 0 => {

@@ -322,7 +322,7 @@ impl<T: Transport> ShardAgent<T> {
                         self.changes.push_back(Asked { client, token, change, sent: false });
                     }
                 }
-                ToShard::Append { client, seq, record } => {
+                ToShard::Append { client, connection, seq, record } => {
                     let verdict = self.shard.judge(client, seq);
                     let answer = match verdict {
                         Append::Busy => {
@@ -331,7 +331,7 @@ impl<T: Transport> ShardAgent<T> {
                         }
                         Append::Waiting => None,
                         Append::Bound(position) => Some(bus::acknowledged(client, seq, position)),
-                        Append::Refused(refusal) => Some(bus::refused(client, seq, refusal)),
+                        Append::Refused(refusal) => Some(bus::refused(client, connection, seq, refusal)),
                         Append::Accepted(lsn) => match self.log.make_room(record.len()) {
                             Ok(()) => {
                                 let mut effects = Effects {
@@ -349,7 +349,7 @@ impl<T: Transport> ShardAgent<T> {
                             }
                             Err(_) => {
                                 let region_bytes = self.log.region().len() as u64;
-                                Some(bus::refused(client, seq, Refusal::RegionFull { region_bytes }))
+                                Some(bus::refused(client, connection, seq, Refusal::RegionFull { region_bytes }))
                             }
                         },
                     };
@@ -367,7 +367,8 @@ impl<T: Transport> ShardAgent<T> {
         count
     }
 
-    /// Room at the gate for the answers to all pending appends and changes and one more, beside a grant; and backups near enough.
+    /// Room at the gate for the answers to all pending appends and changes and one more, beside a grant; and backups near
+    /// enough.
     fn has_room(&self) -> bool {
         let answers =
             (self.shard.pending() + self.changes.len() + 2) * (bus::ANSWER_BYTES + 16) + ORDER_ENTRY_BYTES_MAX;

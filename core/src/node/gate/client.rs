@@ -56,6 +56,7 @@ struct Following {
 #[derive(Debug)]
 pub(super) struct Client {
     session: ClientId,
+    connection: u32,
     ring: Ring,
     /// Appends handed to each port's shard and not answered yet, with their answers waiting here.
     outstanding: Vec<u32>,
@@ -73,11 +74,13 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(session: ClientId, ring: Ring, config: &GateConfig, ports: usize) -> Client {
+    /// The client of a session's connection, which has a number of its own.
+    pub(super) fn new((session, connection): (ClientId, u32), ring: Ring, config: &GateConfig, ports: usize) -> Client {
         let answers_max = config.outstanding_max as usize * ports + STREAMS_MAX + TAILS_MAX + CHANGES_MAX;
         let largest = reply_bytes_max(config.record_bytes_max as usize);
         Client {
             session,
+            connection,
             answers_fit: ring.message_bytes_max() >= largest,
             reads_seen: None,
             ring,
@@ -100,6 +103,14 @@ impl Client {
         // An answer to an append of an earlier connection was not counted on this one.
         self.outstanding[port] = self.outstanding[port].saturating_sub(1);
         self.reply(answer);
+    }
+
+    /// A shard refused an append that came on a connection. One of an earlier connection came again on this one: only what
+    /// becomes of that counts, for the shard may take it although it refused the first.
+    pub(super) fn refused(&mut self, port: usize, connection: u32, answer: Answer) {
+        if connection == self.connection {
+            self.answer(port, answer);
+        }
     }
 
     /// Queues a small reply. What a client can cause is bounded when it asks; beyond that bound lie only repeated
@@ -151,7 +162,7 @@ impl Client {
                 if self.answers.len() == self.answers_max {
                     return Ok(Taken::Stalled);
                 }
-                match hand_over(common, self.session, &mut self.outstanding, shard, seq, record) {
+                match hand_over(common, (self.session, self.connection), &mut self.outstanding, shard, seq, record) {
                     Ok(()) => {}
                     Err(Some(refusal)) => self.answers.push_back(Answer::Refused { shard, seq, refusal }),
                     Err(None) => return Ok(Taken::Stalled),
@@ -345,7 +356,7 @@ pub(crate) const fn reply_bytes_max(record_bytes_max: usize) -> usize {
 /// Hands an append over to its shard. `Err(None)`: not now.
 fn hand_over(
     common: &mut Common,
-    session: ClientId,
+    (session, connection): (ClientId, u32),
     outstanding: &mut [u32],
     shard: ShardId,
     seq: u64,
@@ -359,7 +370,7 @@ fn hand_over(
     if outstanding[port] >= common.config.outstanding_max {
         return Err(None);
     }
-    let head = bus::append_head(session, seq);
+    let head = bus::append_head(session, connection, seq);
     if common.ports[port].requests.push(&[&head, record]).is_err() {
         common.counters.pushed_back.add(1);
         common.queue_full = Some((port, head.len() + record.len()));
@@ -445,4 +456,38 @@ fn read(ring: &mut Ring, common: &Common, token: u64, position: Position) -> Res
         }
     }
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::Region;
+    use crate::transport::RegionKey;
+
+    #[test]
+    fn a_refusal_of_an_earlier_connection_is_not_taken_for_one_of_this() {
+        let bytes = 64 << 10;
+        let incoming = Region::new(Ring::region_bytes(bytes)).unwrap();
+        let staging = Region::new(bytes).unwrap();
+        let ring = Ring::new(incoming, staging, RegionKey(0), bytes, bytes);
+        let config = GateConfig {
+            clients_max: 1,
+            ring_bytes: bytes,
+            outstanding_max: 4,
+            record_bytes_max: 100,
+            free_cuts_max: 16,
+            prefault: false,
+        };
+        let mut client = Client::new((ClientId(7), 2), ring, &config, 1);
+        // The append went to the shard on both connections; it was closed when it saw the first and is open again.
+        client.outstanding[0] = 1;
+        let (shard, seq) = (ShardId(0), 5);
+        let refused = Answer::Refused { shard, seq, refusal: Refusal::Closed { instead: ShardId(1) } };
+        client.refused(0, 1, refused);
+        assert_eq!((client.answers.len(), client.outstanding[0]), (0, 1));
+        client.answer(0, Answer::Acknowledged { shard, seq, position: Position(9) });
+        assert_eq!((client.answers.len(), client.outstanding[0]), (1, 0));
+        client.refused(0, 2, refused);
+        assert_eq!(client.answers.len(), 2);
+    }
 }
