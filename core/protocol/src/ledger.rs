@@ -223,8 +223,7 @@ impl Ledger {
             self.bound = CutPoint { window: grant.window, cut: grant.first_cut, prefix: 0 };
         }
         while self.span_bytes > SPAN_BYTES_MAX && self.spans[0].window_end() <= self.bound.window {
-            self.span_bytes -= self.spans.pop_front().map_or(0, |s| s.held_bytes());
-            self.base = self.spans.front().map_or(self.committed, |s| s.start);
+            self.forget(1);
         }
         self.spans.push_back(Span::new(grant, self.free_cuts_max));
         Ok(Applied::Granted)
@@ -264,7 +263,19 @@ impl Ledger {
         };
         self.bound = point;
         self.committed = committed;
+        if index > 0 && self.spans[index].forgets() {
+            // What is known has one beginning.
+            self.forget(index);
+        }
         Ok(Applied::Bound)
+    }
+
+    /// Forgets the oldest spans.
+    fn forget(&mut self, spans: usize) {
+        for span in self.spans.drain(..spans) {
+            self.span_bytes -= span.held_bytes();
+        }
+        self.base = self.spans.front().map_or(self.committed, |s| s.start);
     }
 
     fn apply_view_change(&mut self, view: u32, shard: ShardId) -> Applied {

@@ -78,7 +78,9 @@ struct ShardState {
     part: Part,
     /// First window whose grant lists it.
     since: Option<u64>,
-    /// Quota in the newest fixed window granted; before that, the one to begin with.
+    /// The quota to begin with.
+    configured: u32,
+    /// Quota in the newest fixed window in which it was open; before that, the configured one.
     quota: u32,
     /// Whether the newest grant takes its appends.
     open: bool,
@@ -171,6 +173,7 @@ impl Sequencer {
             shard: s.shard,
             part: if s.standby { Part::Out } else { Part::In },
             since: None,
+            configured: s.quota,
             quota: s.quota,
             open: false,
             point: CutPoint::default(),
@@ -245,7 +248,7 @@ impl Sequencer {
             self.advance(now_ns, index, report.point);
         }
         let state = self.shards[index];
-        let reached = if state.open && state.part == Part::In { state.point } else { self.last_wanted(index, report) };
+        let reached = if state.point > self.target { self.last_wanted(index, report) } else { state.point };
         if reached > self.target {
             self.target = reached;
             self.pace_targets(now_ns, out);
@@ -378,7 +381,7 @@ impl Sequencer {
             let Some(member) = self.ledger.member(self.shards[at].shard).copied() else { continue };
             let state = &mut self.shards[at];
             state.open = member.open;
-            if fixed {
+            if fixed && member.open {
                 self.stats.quota_changes += u64::from(state.since.is_some() && state.quota != member.quota);
                 state.quota = member.quota;
             }

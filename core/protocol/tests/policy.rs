@@ -261,6 +261,6 @@ fn where_links_are_slow_shards_fill_ahead_of_the_target_they_expect() {
     };
     let (fixed, ahead, unbound) = run(Ordering::Fixed);
     let (free, none, _) = run(Ordering::FreeEvent);
-    assert!(ahead > 100 && none == 0 && unbound == 0, "{ahead} {none} {unbound}");
+    assert!(ahead > 50 && none == 0 && unbound == 0, "{ahead} {none} {unbound}");
     assert!(fixed * 100 < free * 90, "{fixed} against {free}");
 }

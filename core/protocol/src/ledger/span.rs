@@ -309,6 +309,11 @@ impl Span {
         self.members.len() + 1
     }
 
+    /// Whether cuts at its start are not remembered any more.
+    pub(super) fn forgets(&self) -> bool {
+        self.rows_dropped() > 0
+    }
+
     /// Rows overwritten because only `rows_max` are kept.
     fn rows_dropped(&self) -> u64 {
         self.rows_pushed.saturating_sub(self.rows_max as u64)

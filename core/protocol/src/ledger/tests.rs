@@ -114,6 +114,35 @@ fn free_windows_bind_what_the_vectors_say() {
 }
 
 #[test]
+fn a_grant_ends_a_free_window_early_and_what_is_known_has_one_beginning() {
+    let mut ledger = Ledger::new(2);
+    let a = ShardId(0);
+    grant(&mut ledger, WindowMode::Fixed, 0, 2, 0, &[member(0, 3, 0)]);
+    grant(&mut ledger, WindowMode::Free, 1, 100, 6, &[member(0, 0, 6)]);
+    assert_eq!(free_cut(&mut ledger, 1, 1, &[7]), Ok(Applied::Void), "the fixed window is not bound");
+    let early = grant(&mut ledger, WindowMode::Fixed, 2, 2, 6, &[member(0, 1, 6)]);
+    assert_eq!(early, Applied::Void, "a free window that has not begun cannot end");
+    assert_eq!(ledger.granted_point(), CutPoint { window: 1, cut: 0, prefix: 0 });
+    cut(&mut ledger, 1, 0, 0);
+    free_cut(&mut ledger, 1, 1, &[8]).unwrap();
+    assert_eq!(ledger.first_known(), Position(0));
+    grant(&mut ledger, WindowMode::Fixed, 2, 2, 8, &[member(0, 1, 8)]);
+    assert_eq!(ledger.bound(), CutPoint { window: 2, cut: 0, prefix: 0 });
+    assert_eq!(ledger.position(a, Lsn(7)), Some(Position(7)));
+    assert_eq!(ledger.position(a, Lsn(9)), Some(Position(9)));
+    assert_eq!(ledger.locate(Position(3)), Some(Slot { shard: a, lsn: Lsn(3) }));
+    // A second free window that outgrows what is remembered takes everything before it along.
+    grant(&mut ledger, WindowMode::Free, 3, 100, 10, &[member(0, 0, 10)]);
+    cut(&mut ledger, 3, 0, 0);
+    for end in 11..14 {
+        free_cut(&mut ledger, 3, end - 10, &[u64::from(end)]).unwrap();
+    }
+    assert_eq!(ledger.first_known(), Position(11));
+    assert_eq!((ledger.locate(Position(3)), ledger.position(a, Lsn(3))), (None, None));
+    assert_eq!(ledger.position(a, Lsn(12)), Some(Position(12)));
+}
+
+#[test]
 fn a_free_cut_that_takes_slots_back_is_a_contradiction() {
     let mut ledger = Ledger::new(8);
     grant(&mut ledger, WindowMode::Free, 0, 3, 0, &[member(0, 0, 0)]);

@@ -58,6 +58,7 @@ impl Sequencer {
         let at = self.index_of(shard)?;
         if self.shards[at].part != Part::In {
             self.shards[at].part = Part::In;
+            self.shards[at].quota = self.shards[at].configured;
             // The edge is brought near, so that it need not wait for the windows that are granted.
             (self.change, self.rush) = (true, true);
         }
@@ -125,8 +126,12 @@ impl Sequencer {
         self.return_at_ns().is_some_and(|at| at <= now_ns)
     }
 
-    /// A closed shard runs ahead of all others with no-ops; they follow it only to the cut of its last record.
+    /// Up to where others have to follow a shard: to the cut of its last record. Closed shards run ahead with no-ops, and
+    /// so do those that expect a target; if that counted, an idle log would chase itself.
     pub(super) fn last_wanted(&self, at: usize, report: &Report) -> CutPoint {
+        if self.config.beat != Beat::Target {
+            return self.shards[at].point;
+        }
         let last = report.records_lsn.0.checked_sub(1).map(Lsn);
         let point = last.and_then(|lsn| self.ledger.point_of(report.shard, lsn));
         point.unwrap_or_default().min(self.shards[at].point)

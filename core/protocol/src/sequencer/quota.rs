@@ -109,9 +109,9 @@ impl Sequencer {
             let drain = u32::try_from(backlog.div_ceil(self.config.window_cuts.into())).unwrap_or(QUOTA_MAX);
             let quota = match state.part {
                 _ if mode == WindowMode::Free => 0,
+                Part::In if !self.config.adaptive_quotas => state.configured,
                 Part::In if returned => 1,
-                Part::In if self.config.adaptive_quotas => state.arrivals.next_quota(state.quota.max(1)),
-                Part::In => state.quota,
+                Part::In => state.arrivals.next_quota(state.quota),
                 // What it appends before it hears of this needs a place too.
                 Part::Closing { .. } => drain.clamp(1, QUOTA_MAX),
                 Part::Grounded { .. } | Part::Out => drain.min(QUOTA_MAX),
