@@ -395,7 +395,9 @@ impl Sequencer {
             self.skip_windows_without_slots(at);
         }
         self.recount(now_ns);
-        if core::mem::take(&mut self.granting_rush) {
+        // Records of a free window are bound once the fixed windows before it are, and ask for nothing themselves.
+        let waits = !fixed && !all_bound;
+        if core::mem::take(&mut self.granting_rush) || waits {
             // Every shard fills up to the edge.
             self.edge = start;
             self.target = self.target.max(start);

@@ -132,9 +132,12 @@ impl Sequencer {
         if self.config.beat != Beat::Target {
             return self.shards[at].point;
         }
-        let last = report.records_lsn.0.checked_sub(1).map(Lsn);
-        let point = last.and_then(|lsn| self.ledger.point_of(report.shard, lsn));
-        point.unwrap_or_default().min(self.shards[at].point)
+        let Some(last) = report.records_lsn.0.checked_sub(1).map(Lsn) else { return CutPoint::default() };
+        let reported = self.shards[at].point;
+        if last >= self.ledger.granted_lsn(report.shard) {
+            return reported; // Its records fill all that is granted.
+        }
+        self.ledger.point_of(report.shard, last).unwrap_or_default().min(reported)
     }
 
     /// When grounded shards return even if the log is idle.
