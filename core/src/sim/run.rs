@@ -205,11 +205,7 @@ impl Run {
 
     fn act(&mut self, now_ns: u64, what: What) {
         match what {
-            What::Step { thread, turn } => {
-                if self.threads[thread].turn == turn {
-                    self.step(now_ns, thread);
-                }
-            }
+            What::Step { thread, turn } if self.threads[thread].turn == turn => self.step(now_ns, thread),
             What::Dial { line } => self.dial(now_ns, line),
             What::AdmitNode { line, link, side } => {
                 let line = &mut self.cluster.lines[line];
