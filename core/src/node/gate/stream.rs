@@ -95,7 +95,6 @@ pub(super) fn deliver(
         Ok(None) => return (delivered, Delivery::Caught),
         Err(Overrun) => return (delivered, trimmed()),
     };
-    let view = ledger.view();
     let end = loop {
         if cursor.lsn >= deliverable {
             break Delivery::Caught;
@@ -124,7 +123,7 @@ pub(super) fn deliver(
                     stream: stream.id,
                     lsn: cursor.lsn,
                     position,
-                    view,
+                    view: ledger.view(),
                     speculative: position >= ledger.committed(),
                     client: header.client,
                     seq: header.seq,
@@ -148,7 +147,7 @@ pub(super) fn deliver(
                 let most = count.min(deliverable.0 - cursor.lsn.0);
                 let count = ledger.run_length(port.shard, cursor.lsn, most);
                 let (lsn, short) = (cursor.lsn, u32::try_from(count).unwrap_or(u32::MAX));
-                let reply = Reply::NoOps { stream: stream.id, lsn, position, count: short, view };
+                let reply = Reply::NoOps { stream: stream.id, lsn, position, count: short, view: ledger.view() };
                 let (len, _) = reply.encode(&mut head);
                 if ring.push(&[&head[..len]]).is_err() {
                     break Delivery::RingFull;
