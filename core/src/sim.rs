@@ -1,7 +1,7 @@
 //! The simulator: whole clusters and their clients on virtual time, drawn from a seed and judged by an oracle.
 //!
 //! Everything above [`Transport`](crate::transport::Transport) is the code that production runs: agents, channels, logs,
-//! sessions. Below it is a simulated [`network`], around it simulated threads ([`run`](self::run)), a control thread
+//! sessions. Below it is a simulated [`network`], around it simulated threads (`run`), a control thread
 //! and a clock. One seeded generator decides everything, nothing depends on addresses or hash order, so a seed repeats a
 //! run to the byte.
 //!

@@ -57,6 +57,8 @@ fn seeds_that_failed_once_pass() {
     // A subscriber slower than the cuts of free windows that are remembered was not told so, and waited for ever.
     passes(35, &Overrides::default());
     passes(159, &Overrides::default());
+    // A gate that became wanted while it was left alone after a lost connection was never called again.
+    passes(22832, &Overrides::default());
 }
 
 #[test]

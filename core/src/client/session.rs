@@ -351,8 +351,8 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
         self.timer_ns = self.timer_ns.min(retry_ns);
         self.order.pump(&mut self.gates);
         for index in 0..self.gates.len() {
-            if self.gates[index].due(now_ns) {
-                self.timer_ns = 0; // wanted since connections were looked after
+            if let Some(at_ns) = self.gates[index].dial_at_ns() {
+                self.timer_ns = self.timer_ns.min(at_ns); // wanted, perhaps, only since connections were looked after
             }
             if !self.gates[index].output {
                 continue;

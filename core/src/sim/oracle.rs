@@ -7,11 +7,11 @@
 //! |---|---|
 //! | I1, I8, I16 what is delivered is what the log holds at that position | `subscription` |
 //! | I2 confirmed prefixes have no gap and only grow | `subscription`, `order` |
-//! | I3, I7 each record once, in the order of its session and shard | [`Oracle::advance`] |
-//! | I4, I5, I6 acknowledgements: position, real-time order, not before the cut | [`Oracle::acknowledged`] |
+//! | I3, I7 each record once, in the order of its session and shard | `Oracle::advance` |
+//! | I4, I5, I6 acknowledgements: position, real-time order, not before the cut | `Oracle::acknowledged` |
 //! | I9, I10 nothing is taken back; cuts are the predetermined ones | `subscription`, `order` |
-//! | I11 a cut takes only what every member's region holds at that moment | [`Oracle::committed`] |
-//! | I12 grants continue each other; followers are sent the committed bytes without a gap | `order`, [`Oracle::tapped`] |
+//! | I11 a cut takes only what every member's region holds at that moment | `Oracle::committed` |
+//! | I12 grants continue each other; followers are sent the committed bytes without a gap | `order`, `Oracle::tapped` |
 //! | I13 nothing is delivered without a committed grant, nor from a free window before its cut | `subscription` |
 //! | L3 an idle log writes nothing, L4 queues are bounded | the run |
 
@@ -59,7 +59,7 @@ enum Fate {
     Open,
     Acknowledged,
     Refused,
-    /// Its session was dropped: it may or may not be in the log.
+    /// Its session was dropped, or has forgotten it: it may or may not be in the log.
     Abandoned,
 }
 
@@ -345,7 +345,7 @@ impl Oracle {
         Some(number)
     }
 
-    /// The append was refused: it must never appear.
+    /// The append was refused: it must never appear, unless positions may be forgotten and its own was.
     pub(super) fn refused(&mut self, session: u32, shard: u16, seq: u64, refusal: Refusal) -> Option<u32> {
         let Some(number) = self.open_record(session, shard, seq) else {
             let what = format!("session {session}: number {seq} of shard {shard} is refused and not open");
@@ -353,8 +353,10 @@ impl Oracle {
             return None;
         };
         let record = &mut self.records[number as usize];
-        record.fate = Fate::Refused;
-        let written = record.lsn;
+        // A retry from before what the shard remembers: it may be in the log, and nobody can say where.
+        let forgotten = refusal == Refusal::Forgotten && self.may_trim;
+        record.fate = if forgotten { Fate::Abandoned } else { Fate::Refused };
+        let written = record.lsn.filter(|_| !forgotten);
         self.open -= 1;
         self.reached.refused += 1;
         self.reached.closed += u64::from(matches!(refusal, Refusal::Closed { .. }));

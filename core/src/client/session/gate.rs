@@ -67,10 +67,13 @@ impl Gate {
         self.link == Link::Up
     }
 
-    /// Whether it should be dialled now.
+    /// When it is to be dialled, if it is.
     #[inline]
-    pub(super) fn due(&self, now_ns: u64) -> bool {
-        self.wanted && matches!(self.link, Link::Down { retry_ns } if retry_ns <= now_ns)
+    pub(super) fn dial_at_ns(&self) -> Option<u64> {
+        match self.link {
+            Link::Down { retry_ns } if self.wanted => Some(retry_ns),
+            _ => None,
+        }
     }
 
     /// Takes over a new connection. The old one is down.

@@ -73,6 +73,19 @@ fn a_reconnect_sends_everything_again_in_order_before_anything_new() {
 }
 
 #[test]
+fn a_gate_that_becomes_wanted_during_its_pause_is_called_after_it() {
+    let mut rig = Rig::new();
+    rig.run();
+    rig.net.world().drop_connection(0); // it was called for the map only
+    rig.run();
+    rig.session.subscribe(Scope::Shard(ShardId(0)), Position(0));
+    rig.run();
+    assert!(rig.session.deadline_ns().is_some_and(|at| at > rig.now_ns), "nothing would call it");
+    rig.wait();
+    assert!(rig.net.world().connected(0));
+}
+
+#[test]
 fn after_a_refusal_the_lane_continues_with_the_number_the_gate_expects() {
     let mut rig = Rig::new();
     rig.run();

@@ -96,7 +96,6 @@ pub(super) fn deliver(
         Ok(None) => return (delivered, Delivery::Caught),
         Err(Overrun) => return (delivered, trimmed()),
     };
-    let view = ledger.view();
     // The cursor's position, and how many slots from it on have consecutive ones.
     let (mut position, mut run) = (Position(0), 0);
     let end = loop {
@@ -125,7 +124,7 @@ pub(super) fn deliver(
                     stream: stream.id,
                     lsn: cursor.lsn,
                     position,
-                    view,
+                    view: ledger.view(),
                     speculative: position >= ledger.committed(),
                     client: header.client,
                     seq: header.seq,
@@ -193,4 +192,85 @@ fn find(stream: &Stream, port: &ShardPort, ledger: &Ledger) -> Result<Option<Cur
         return Err(Overrun);
     }
     ledger.first_lsn_at(port.shard, stream.from).map(|lsn| port.log.seek(lsn)).transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use antelog_protocol::ledger::grant_head;
+    use antelog_protocol::wire::order::{ORDER_ENTRY_BYTES_MAX, OrderEntry, encode_cut, encode_free_cut, encode_grant};
+    use antelog_protocol::{ClientId, CutPoint, Member, ShardId, WindowMode};
+
+    use super::*;
+    use crate::channel::spsc;
+    use crate::log::{LogWriter, Retention};
+    use crate::mem::Region;
+    use crate::node::Waker;
+    use crate::node::bus::Progress;
+    use crate::transport::RegionKey;
+
+    const SHARD: ShardId = ShardId(0);
+
+    fn port(log: &LogWriter) -> ShardPort {
+        let (requests, _) = spsc::channel(4096, Waker::none()).unwrap();
+        let (_, answers) = spsc::channel(4096, Waker::none()).unwrap();
+        ShardPort { shard: SHARD, log: log.reader(), progress: Arc::new(Progress::default()), requests, answers }
+    }
+
+    fn apply(ledger: &mut Ledger, encode: impl FnOnce(&mut [u8]) -> usize) {
+        let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+        let len = encode(&mut buffer);
+        ledger.apply(ledger.applied_index() + 1, &OrderEntry::decode(&buffer[..len]).unwrap()).unwrap();
+    }
+
+    fn granted(mode: WindowMode, cuts: u32, quota: u32) -> Ledger {
+        let mut ledger = Ledger::new(1);
+        let head = grant_head(0, mode, 0, cuts, Position(0));
+        apply(&mut ledger, |b| encode_grant(b, head, &[Member { shard: SHARD, quota, first_lsn: Lsn(0), open: true }]));
+        ledger
+    }
+
+    fn log(region_bytes: usize) -> LogWriter {
+        LogWriter::new(Region::new(region_bytes).unwrap(), SHARD, 0, Retention::Recycle, 960)
+    }
+
+    #[test]
+    fn a_log_that_dropped_everything_bound_begins_behind_the_grants() {
+        let mut ledger = granted(WindowMode::Fixed, 1, 64);
+        apply(&mut ledger, |b| encode_cut(b, 0, CutPoint { window: 1, cut: 0, prefix: 0 }));
+        let mut log = log(256 << 10);
+        log.set_limits(Lsn(64), u64::MAX);
+        // Entries of 1 KiB: the first block holds exactly the 64 slots that are bound.
+        for seq in 0..250 {
+            log.make_room(960).unwrap();
+            log.record(ClientId(1), seq, &[0; 960]);
+        }
+        let port = port(&log);
+        assert_eq!(port.log.first().unwrap().lsn, Lsn(64));
+        assert_eq!(log_head(&port, &ledger), Position(64));
+    }
+
+    #[test]
+    fn a_stream_whose_next_position_is_forgotten_is_trimmed() {
+        let mut ledger = granted(WindowMode::Free, 10, 0);
+        for cut in 1..=3 {
+            let point = CutPoint { window: 0, cut, prefix: 0 };
+            apply(&mut ledger, |b| encode_free_cut(b, 0, point, &[Lsn(cut.into())]));
+        }
+        let mut log = log(256 << 10);
+        for seq in 0..3 {
+            log.record(ClientId(1), seq, b"record");
+        }
+        let port = port(&log);
+        let (incoming, staging) = (Region::new(8192).unwrap(), Region::new(4096).unwrap());
+        let mut ring = Ring::new(incoming, staging, RegionKey(0), 4096, 4096);
+        let mut stream = Stream::new(1, 0, Position(0), 1 << 20);
+        stream.cursor = Some(port.log.first().unwrap());
+        let (_, end) = deliver(&mut stream, &port, Lsn(3), &ledger, &mut ring);
+        assert!(matches!(end, Delivery::Trimmed { head: Position(2) }), "{end:?}");
+        stream.cursor = Some(port.log.seek(Lsn(2)).unwrap());
+        let (delivered, end) = deliver(&mut stream, &port, Lsn(3), &ledger, &mut ring);
+        assert!(matches!(end, Delivery::Caught) && delivered.records == 1, "{end:?}");
+    }
 }
