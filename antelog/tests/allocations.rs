@@ -122,9 +122,20 @@ fn work(address: String, confirmed: &AtomicU64) {
     }
 }
 
+/// With quotas that stay nothing is allocated. A window whose quotas changed is one more span for each of the six followers of
+/// the order log, of at most four allocations, and nothing else.
 #[test]
-fn a_steady_cluster_allocates_nothing() {
-    let config = Config::parse(CONFIG, &[]).unwrap();
+fn a_steady_cluster_allocates_nothing_and_a_change_of_quotas_a_span() {
+    let (allocations, _) = run(&["policy.adaptive_quotas=false", "policy.ground_windows=0"]);
+    assert_eq!(allocations, 0, "the nodes' thread allocated");
+    let (allocations, grants) = run(&[]);
+    assert!(allocations <= 6 * 4 * grants, "{allocations} allocations at {grants} grants");
+}
+
+/// Runs a cluster; returns the allocations counted and the windows granted in all.
+fn run(policy: &[&str]) -> (u64, u64) {
+    ALLOCATIONS.store(0, Ordering::Relaxed);
+    let config = Config::parse(CONFIG, &policy.iter().map(|p| (*p).to_owned()).collect::<Vec<_>>()).unwrap();
     let (cluster, mut agents) = Cluster::invoked(config, Nodes::All, Arc::new(|_: &str| {})).unwrap();
     let address = cluster.client_addresses()[0].clone();
     let (confirmed, done) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
@@ -154,7 +165,7 @@ fn a_steady_cluster_allocates_nothing() {
     assert!(counted_from > 0 && counted_from < RECORDS / 2, "nothing was counted");
     assert_eq!(cluster.counter("shard", "records"), RECORDS);
     assert!(cluster.counter("sequencer", "grants") > 5, "windows were opened while it counted");
-    let allocations = ALLOCATIONS.load(Ordering::Relaxed);
-    assert_eq!(allocations, 0, "the nodes' thread allocated");
+    let result = (ALLOCATIONS.load(Ordering::Relaxed), cluster.counter("sequencer", "grants"));
     drop(agents);
+    result
 }

@@ -10,7 +10,7 @@
 //! * [`demo`] — modes beside each other: interleaved repetitions, gains, and the model's prediction next to them.
 //! * [`grid`] — demos over many computations and scenarios: where does speculation lose?
 //! * [`hog`] — another program that wants a core.
-//! * [`bench`] — how many records a cluster moves, one record beside the bare network, and an idle cluster.
+//! * [`mod@bench`] — how many records a cluster moves, one record beside the bare network, and an idle cluster.
 //! * [`floor`] — what loopback sockets and memory alone cost on the same cores.
 //! * [`outside`] — what else the machine was doing meanwhile.
 #![forbid(unsafe_code)]
