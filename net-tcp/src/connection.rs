@@ -181,7 +181,8 @@ impl Connection {
             return true;
         }
         let mut queued = true;
-        if !self.socket.is_receiving() {
+        // Before what has arrived was looked at, it is not known where the next bytes belong.
+        if !self.socket.is_receiving() && !self.is_ready {
             self.make_room();
             let room = (self.socket.receive_bytes() - self.filled).min(AHEAD_BYTES);
             if room > 0 {
