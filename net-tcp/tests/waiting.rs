@@ -94,6 +94,38 @@ fn raw_pair_onto(region: &Arc<Region>) -> (TcpTransport, TcpStream) {
     (transport, raw)
 }
 
+/// Sends are started between two looks at what arrives. A receive that is started with them must not take later bytes of a
+/// long write to where earlier ones belong, which have arrived and were not looked at.
+#[test]
+fn a_send_between_two_parts_of_a_write_leaves_them_in_order() {
+    const PART: usize = 1000;
+    let region = Region::new(4096).unwrap();
+    let (mut transport, mut raw) = raw_pair_onto(&region);
+    let mut events = [Event::Placed { peer: PEER, token: 0 }; 4];
+    assert_eq!(transport.poll(&mut events), 0);
+    let mut frame = vec![1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    frame.extend_from_slice(&(3 * PART as u32).to_le_bytes());
+    frame.extend_from_slice(&1u32.to_le_bytes());
+    for part in 1..=3 {
+        frame.extend_from_slice(&[part; PART]);
+        raw.write_all(&frame).unwrap();
+        frame.clear();
+        // What has arrived is received, but not looked at before the send.
+        transport.prepare_wait();
+        transport.send(PEER, b"between").unwrap();
+        transport.flush();
+        assert_eq!(transport.poll(&mut events), 0);
+    }
+    let mut bytes = vec![0; 3 * PART];
+    for _ in 0..1000 {
+        assert_eq!(transport.poll(&mut events), 0);
+        transport.flush();
+    }
+    region.get(0, &mut bytes);
+    let expected: Vec<u8> = (1..=3).flat_map(|part| [part; PART]).collect();
+    assert!(bytes == expected, "parts are not where they belong");
+}
+
 /// The rest of a long write is received right into its region: a fence has to stop that too, however much has arrived.
 #[test]
 fn nothing_of_a_long_write_lands_after_a_fence() {
