@@ -496,7 +496,11 @@ impl Run {
                         self.wake_clients();
                         self.set_phase(Phase::ReadBack);
                     }
-                    None => self.set_phase(Phase::Rest { until_ns: now_ns + rest_ns }),
+                    // What a paused thread has still to do with sessions that are gone is nobody's to miss.
+                    None => {
+                        let awake_ns = self.threads.iter().map(|t| t.busy_ns).fold(now_ns, u64::max);
+                        self.set_phase(Phase::Rest { until_ns: awake_ns + rest_ns });
+                    }
                     // By design nothing is bound any more once a region is used up to its end.
                     Some(_) if self.exhausted => self.set_phase(Phase::Done),
                     Some(missing) if now_ns > self.drained_by_ns => self.failure = Some(Failure::Stuck(missing)),
@@ -504,6 +508,10 @@ impl Run {
                 }
             }
             Phase::Rest { until_ns } if now_ns >= until_ns => {
+                if self.what_is_missing().is_some() {
+                    self.set_phase(Phase::ReadBack);
+                    return self.network.borrow_mut().plan(now_ns + LOOK_NS, What::Look);
+                }
                 let (entries, slots) = (self.oracle.borrow().order_entries(), self.slots());
                 self.set_phase(Phase::Idle { until_ns: now_ns + rest_ns, entries, slots });
             }
