@@ -326,7 +326,10 @@ impl Oracle {
         let record = self.records[number as usize];
         let name = format!("record {number} (session {session}, shard {shard}, number {seq})");
         let expected = record.lsn.and_then(|lsn| self.order.position(shard, lsn));
-        if position >= self.order.committed() || record.lsn.is_none() {
+        if position < self.order.committed() && record.lsn.is_none() {
+            let what = format!("{name} is acknowledged at {position}, and what is bound does not hold it");
+            self.complain(Violation::new("I4", what));
+        } else if position >= self.order.committed() {
             let committed = self.order.committed();
             let what = format!("{name} is acknowledged at {position}, bound are positions below {committed}");
             self.complain(Violation::new("I6", what));

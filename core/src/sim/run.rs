@@ -522,6 +522,9 @@ impl Run {
                     self.set_phase(Phase::Rest { until_ns: now_ns + rest_ns });
                 } else {
                     self.probes.add("idle log", u64::from(at_rest));
+                    if let Some(what) = self.cluster.wrongly_verified().filter(|_| at_rest) {
+                        self.oracle.borrow_mut().complain(Violation::new("chain", what));
+                    }
                     self.set_phase(Phase::Done);
                 }
             }
