@@ -279,7 +279,12 @@ impl<H: Clone> Merge<H> {
     fn hand_out(&mut self, ledger: &Ledger, index: usize, held: Held<H>) -> Option<Event<H>> {
         let speculative = held.position >= ledger.committed();
         let early = planted(Mutant::ConfirmPastAGap);
-        invariant!(I2, held.position >= self.confirmed || early, "position {} is delivered after its confirm", held.position);
+        invariant!(
+            I2,
+            held.position >= self.confirmed || early,
+            "position {} is delivered after its confirm",
+            held.position
+        );
         let stream = &self.streams[index];
         let record = held.record.clone();
         let (shard, position, view) = (stream.shard, held.position, held.view);

@@ -311,7 +311,8 @@ impl Sequencer {
             Applied::Granted => {
                 self.grant_index = index;
                 self.on_granted(now_ns, out);
-                let granted_once = matches!(&decoded, OrderEntry::Grant(g) if g.window + 1 == self.ledger.next_window());
+                let granted_once =
+                    matches!(&decoded, OrderEntry::Grant(g) if g.window + 1 == self.ledger.next_window());
                 if planted(Mutant::GrantTwice) && granted_once {
                     self.in_flight = true;
                     out.propose(entry);

@@ -440,7 +440,11 @@ impl Shard {
         let committed = self.ledger.committed_lsn(shard);
         invariant!(I2, committed >= self.committed, "shard {shard}: bound slots went back");
         let believed = planted(Mutant::ReportOneSlotEarly) || planted(Mutant::CountRepeatedReports);
-        invariant!(I11, committed <= self.durable || believed, "shard {shard}: slot {committed} is bound but not durable");
+        invariant!(
+            I11,
+            committed <= self.durable || believed,
+            "shard {shard}: slot {committed} is bound but not durable"
+        );
         let bound = self.ledger.bound();
         if let Some(predetermined) = self.ledger.lsn_at(shard, bound) {
             invariant!(I10, predetermined == committed, "shard {shard}: the cut {bound} is not the predetermined one");
@@ -464,7 +468,11 @@ impl Shard {
         let position = self.ledger.position(self.config.shard, lsn);
         invariant!(I4, position.is_some(), "slot {lsn} is bound without a position");
         let Some(position) = position else { return };
-        invariant!(I5, position < self.ledger.committed() || early, "position {position} is acknowledged before it is bound");
+        invariant!(
+            I5,
+            position < self.ledger.committed() || early,
+            "position {position} is acknowledged before it is bound"
+        );
         invariant!(I14, !self.failed, "a failed shard would acknowledge slot {lsn}");
         out.acknowledge(client, seq, lsn, position);
     }

@@ -42,6 +42,8 @@ pub struct NetKnobs {
     pub long_one_in: u64,
     /// Fewest and most operations a direction of a link takes before it is full.
     pub capacity: (u64, u64),
+    /// Targets overtake order entries that are under way, which no transport does and the protocol allows.
+    pub targets_overtake: bool,
 }
 
 /// What a link carries, for faults and counts.
@@ -60,6 +62,8 @@ pub(super) enum LinkKind {
 pub(super) struct Seen {
     /// Operations that met a full transport.
     pub(super) full: u64,
+    /// Targets that overtook something.
+    pub(super) overtaken: u64,
     /// Links lost, by kind, with operations under way.
     pub(super) lost: [u64; 3],
     /// Messages that found no receive posted on a link between nodes: the order stream's flow control failed.
@@ -117,6 +121,8 @@ pub struct Network {
     pub(super) trace: Trace,
     pub(super) seen: Seen,
     pub(super) taps: Vec<Tapped>,
+    /// Order entries that landed: at which endpoint, and their index.
+    pub(super) landed: Vec<(usize, u64)>,
     /// Targets sent that name the end of a window.
     pub(super) edge_targets: u64,
     /// Threads for which something has arrived.
@@ -126,6 +132,10 @@ pub struct Network {
     links: Vec<Link>,
     endpoints: Vec<Endpoint>,
     dropped: Dropped,
+}
+
+fn word(message: &[u8], at: usize) -> u64 {
+    message[at..at + 8].iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
 }
 
 /// A handle to the network.
@@ -141,6 +151,7 @@ impl Network {
             trace: Trace::new(written),
             seen: Seen::default(),
             taps: Vec::new(),
+            landed: Vec::new(),
             edge_targets: 0,
             woken: Vec::new(),
             knobs,
@@ -206,7 +217,7 @@ impl Network {
 
     /// Looks at a message of the sequencer: order entries must be the committed ones.
     fn look_at(&mut self, link: u32, message: &[u8]) {
-        let word = |at: usize| message[at..at + 8].iter().rev().fold(0u64, |sum, byte| sum << 8 | u64::from(*byte));
+        let word = |at: usize| word(message, at);
         match message[0] {
             ORDER_TAG => {
                 self.taps.push(Tapped { link, index: word(8), hash: super::trace::hash(&message[16..]) });

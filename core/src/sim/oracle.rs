@@ -121,6 +121,8 @@ pub struct Oracle {
     open: u64,
     /// Next index of each follower's link.
     followed: BTreeMap<u32, u64>,
+    /// Index after the last that landed at each follower.
+    landed: BTreeMap<usize, u64>,
     violation: Option<Violation>,
     /// Positions may be forgotten: regions are recycled or cuts of free windows dropped.
     pub(super) may_trim: bool,
@@ -164,6 +166,7 @@ impl Oracle {
             acknowledged_to: None,
             open: 0,
             followed: BTreeMap::new(),
+            landed: BTreeMap::new(),
             violation: None,
             may_trim,
             reached: Reached::default(),
@@ -410,6 +413,17 @@ impl Oracle {
             let what = format!("link {link} is sent an order entry {index} that is not the committed one");
             self.complain(Violation::new("I12", what));
         }
+    }
+
+    /// I12: a follower that comes back goes on with no later entry than the first that it never got.
+    pub(super) fn landed(&mut self, follower: usize, index: u64) {
+        let next = self.landed.entry(follower).or_insert(1);
+        if index > *next {
+            let what = format!("follower {follower} gets order entry {index}, but has never got {next}");
+            self.complain(Violation::new("I12", what));
+            return;
+        }
+        *next = (index + 1).max(*next);
     }
 
     /// The answer to a question for the tail asked when `floor` was the highest acknowledged position.

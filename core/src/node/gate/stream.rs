@@ -107,11 +107,7 @@ pub(super) fn deliver(
             break Delivery::More;
         }
         if run == 0 {
-            let guessed = || {
-                let ahead = cursor.lsn.0.checked_sub(ledger.granted_lsn(port.shard).0)?;
-                planted(Mutant::SpeculateWithoutAGrant).then(|| (ledger.granted_end().plus(ahead), 1))
-            };
-            let Some(found) = ledger.position_run(port.shard, cursor.lsn).or_else(guessed) else {
+            let Some(found) = position_run(ledger, port.shard, cursor.lsn) else {
                 // Bound so long ago that the ledger has forgotten where; or, I13, without a grant to speculate with.
                 break if cursor.lsn < ledger.committed_lsn(port.shard) { trimmed() } else { Delivery::Caught };
             };
@@ -164,6 +160,15 @@ pub(super) fn deliver(
     };
     stream.cursor = Some(cursor);
     (delivered, end)
+}
+
+fn position_run(ledger: &Ledger, shard: ShardId, lsn: Lsn) -> Option<(Position, u64)> {
+    let found = ledger.position_run(shard, lsn);
+    if found.is_none() && planted(Mutant::SpeculateWithoutAGrant) {
+        let ahead = lsn.0.checked_sub(ledger.granted_lsn(shard).0)?;
+        return Some((ledger.granted_end().plus(ahead), 1));
+    }
+    found
 }
 
 /// What is at a cursor whose slot may be delivered.
