@@ -6,43 +6,51 @@
 use antelog_core::sim::{Failure, Knobs, Overrides, simulate};
 use antelog_protocol::mutant::{Mutant, plant};
 
-/// How a bug shows: the invariant that the oracle names, something that is never told, or an always-on assertion.
+use self::Caught::{Crash, Stuck, Wrong};
+
+/// How a bug shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Caught {
+    /// The oracle names this invariant.
     Wrong(&'static str),
+    /// Something is never told.
     Stuck,
-    Crash,
+    /// An agent panics and names this invariant.
+    Crash(&'static str),
 }
 
 impl Caught {
-    fn by(failure: &Failure) -> Caught {
-        match failure {
-            Failure::Wrong(violation) => Caught::Wrong(violation.id),
-            Failure::Stuck(_) => Caught::Stuck,
-            Failure::Crash(_) => Caught::Crash,
+    fn is(self, failure: &Failure) -> bool {
+        match (self, failure) {
+            (Wrong(id), Failure::Wrong(violation)) => violation.id == id,
+            (Stuck, Failure::Stuck(_)) => true,
+            (Crash(id), Failure::Crash(what)) => what.contains(&format!("({id})")),
+            _ => false,
         }
     }
 }
 
-/// A bug, the most seeds that finding it may take, and how it shows.
-const MUTANTS: [(Mutant, u64, Caught); 17] = [
-    (Mutant::AcknowledgeWhenDurable, 4, Caught::Wrong("I6")),
-    (Mutant::ReportOneSlotEarly, 4, Caught::Wrong("I11")),
-    (Mutant::ForgetSessions, 4, Caught::Wrong("I3")),
-    (Mutant::ConfirmPastAGap, 4, Caught::Wrong("I2")),
-    (Mutant::SpeculateWithoutAGrant, 10, Caught::Wrong("I13")),
-    (Mutant::ReadPastTheCommit, 6, Caught::Wrong("I4")),
-    (Mutant::KeepOldQuotas, 10, Caught::Wrong("I8")),
-    (Mutant::DeliverNoOps, 4, Caught::Wrong("I16")),
-    (Mutant::FillOverARecord, 80, Caught::Wrong("I4")),
-    (Mutant::CountRepeatedReports, 6, Caught::Wrong("I11")),
-    (Mutant::ForgetTheTargetAtAnEdge, 400, Caught::Stuck),
-    (Mutant::GrantTwice, 4, Caught::Wrong("I12")),
-    (Mutant::SkipAnOrderEntry, 12, Caught::Wrong("I12")),
-    (Mutant::AppendFirstRetries, 4, Caught::Wrong("I3")),
-    (Mutant::TakeShapesForEntries, 12, Caught::Wrong("chain")),
-    (Mutant::DeliverOverwritten, 40, Caught::Wrong("I1")),
-    (Mutant::FollowFillsAhead, 12, Caught::Wrong("L3")),
+/// A bug, the most seeds that finding it may take, and how it may show. The limits are twice the most seeds that were
+/// needed from any of three starts, so that drawing seeds differently does not break them.
+const MUTANTS: [(Mutant, u64, &[Caught]); 17] = [
+    (Mutant::AcknowledgeWhenDurable, 4, &[Wrong("I6")]),
+    (Mutant::ReportOneSlotEarly, 4, &[Wrong("I11")]),
+    (Mutant::ForgetSessions, 80, &[Wrong("I3"), Wrong("I4")]),
+    (Mutant::ConfirmPastAGap, 4, &[Wrong("I2")]),
+    (Mutant::SpeculateWithoutAGrant, 10, &[Wrong("I13"), Wrong("I1")]),
+    (Mutant::ReadPastTheCommit, 6, &[Wrong("I4")]),
+    (Mutant::KeepOldQuotas, 10, &[Wrong("I8"), Wrong("I1"), Wrong("I16")]),
+    (Mutant::DeliverNoOps, 4, &[Wrong("I16")]),
+    (Mutant::FillOverARecord, 80, &[Wrong("I4")]),
+    (Mutant::CountRepeatedReports, 60, &[Wrong("I11")]),
+    (Mutant::ForgetTheTargetAtAnEdge, 300, &[Stuck]),
+    (Mutant::GrantTwice, 4, &[Wrong("I12")]),
+    // A ledger may trip over the gap before the oracle hears of it.
+    (Mutant::SkipAnOrderEntry, 20, &[Wrong("I12"), Crash("I12")]),
+    (Mutant::AppendFirstRetries, 8, &[Wrong("I3")]),
+    (Mutant::TakeShapesForEntries, 40, &[Wrong("chain")]),
+    (Mutant::DeliverOverwritten, 300, &[Wrong("I1"), Wrong("I2")]),
+    (Mutant::FollowFillsAhead, 60, &[Wrong("L3")]),
 ];
 
 /// Small clusters: a seed takes some milliseconds.
@@ -66,7 +74,7 @@ fn every_mutant_is_caught() {
         };
         most = most.max(seeds);
         println!("{:<24} seeds {seeds:>3} of {limit:>3}  {failure}", format!("{mutant:?}"));
-        if Caught::by(&failure) != expected {
+        if !expected.iter().any(|kind| kind.is(&failure)) {
             missed.push(format!("{mutant:?} is expected to be {expected:?}, but is {failure}"));
         }
     }

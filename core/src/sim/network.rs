@@ -1,7 +1,8 @@
 //! The simulated network: links with drawn delays, bounded queues, losses.
 //!
 //! An operation is handed over at the end of the duty cycle that issued it, takes a drawn time to the other side, takes
-//! effect there, and is acknowledged after another drawn time; each direction keeps its order. Bytes are read from their
+//! effect there, and is acknowledged after another drawn time; each direction keeps its order (but see
+//! [`NetKnobs::targets_overtake`]). Bytes are read from their
 //! source only when they land, which the contract allows: a source that changes too early tears them. In a network with a
 //! NIC operations land when they arrive; without one when the receiver polls, as TCP does. When a link is lost, what
 //! has not landed never does, and both sides learn of it at times of their own.
