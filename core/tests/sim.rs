@@ -92,7 +92,15 @@ impl Harness for Simulated {
 }
 
 fn keeps_the_contract(nic: bool, capacity: (u64, u64)) {
-    let knobs = NetKnobs { nic, way_ns: 5_000, jitter_ns: 20_000, long_ns: 300_000, long_one_in: 100, capacity };
+    let knobs = NetKnobs {
+        nic,
+        way_ns: 5_000,
+        jitter_ns: 20_000,
+        long_ns: 300_000,
+        long_one_in: 100,
+        capacity,
+        targets_overtake: false,
+    };
     for (seed, (name, check)) in checks::<Simulated>().into_iter().enumerate() {
         println!("nic {nic}, capacity {capacity:?}: {name}");
         check(&mut Simulated { network: Network::new(seed as u64, knobs.clone(), false) });

@@ -8,6 +8,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::ledger::{Contradiction, Failed, Ledger};
+use crate::mutant::{Mutant, planted};
 use crate::types::{Lsn, Position, ShardId};
 
 /// What a subscription covers.
@@ -166,7 +167,7 @@ impl<H: Clone> Merge<H> {
         if stream.next_lsn.is_some_and(|next| lsn != next) || position < stream.next_position {
             return Err(Contradiction { invariant: "I7", what: "a shard's delivery skips a slot or goes back" });
         }
-        if position < self.confirmed {
+        if position < self.confirmed && !planted(Mutant::ConfirmPastAGap) {
             // Only a peer that breaks the protocol does this; `hand_out` may rely on it.
             return Err(Contradiction { invariant: "I2", what: "a delivery is new below the confirmed prefix" });
         }
@@ -277,7 +278,13 @@ impl<H: Clone> Merge<H> {
 
     fn hand_out(&mut self, ledger: &Ledger, index: usize, held: Held<H>) -> Option<Event<H>> {
         let speculative = held.position >= ledger.committed();
-        invariant!(I2, held.position >= self.confirmed, "position {} is delivered after its confirm", held.position);
+        let early = planted(Mutant::ConfirmPastAGap);
+        invariant!(
+            I2,
+            held.position >= self.confirmed || early,
+            "position {} is delivered after its confirm",
+            held.position
+        );
         let stream = &self.streams[index];
         let record = held.record.clone();
         let (shard, position, view) = (stream.shard, held.position, held.view);
@@ -291,6 +298,9 @@ impl<H: Clone> Merge<H> {
 
     /// First position that may not be confirmed because it was not handed out.
     fn confirmable(&self, ledger: &Ledger) -> Position {
+        if planted(Mutant::ConfirmPastAGap) {
+            return ledger.committed();
+        }
         let Scope::Shard(shard) = self.scope else { return self.next };
         let Some(stream) = self.streams.first() else { return self.next };
         let next_lsn = stream.next_lsn.or_else(|| ledger.first_lsn_at(shard, self.next));

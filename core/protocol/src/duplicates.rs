@@ -9,6 +9,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use crate::mutant::{Mutant, planted};
 use crate::types::{ClientId, Lsn, Refusal};
 
 #[derive(Debug)]
@@ -60,10 +61,11 @@ impl Duplicates {
     /// Judges an append without changing anything.
     pub fn judge(&self, client: ClientId, seq: u64) -> Verdict {
         let Some(at) = self.find(client) else {
-            return if seq == 0 { Verdict::New } else { Verdict::Refuse(Refusal::UnknownSession) };
+            let new = seq == 0 || planted(Mutant::ForgetSessions);
+            return if new { Verdict::New } else { Verdict::Refuse(Refusal::UnknownSession) };
         };
         let session = &self.table[at].1;
-        if seq == session.next_seq {
+        if seq == session.next_seq || planted(Mutant::AppendFirstRetries) && seq == 0 {
             Verdict::New
         } else if seq > session.next_seq {
             Verdict::Refuse(Refusal::Gap { expected: session.next_seq })
@@ -79,22 +81,23 @@ impl Duplicates {
         if let Some(at) = self.find(client) {
             self.last = at;
             let session = &mut self.table[at].1;
-            invariant!(I3, session.next_seq == seq, "session {client} wrote {seq} after {}", session.next_seq);
+            let again = planted(Mutant::AppendFirstRetries) && seq < session.next_seq;
+            invariant!(I3, session.next_seq == seq || again, "session {client} wrote {seq} after {}", session.next_seq);
             invariant!(
                 I7,
                 session.last_lsn < lsn,
                 "session {client} went back from slot {} to {lsn}",
                 session.last_lsn
             );
-            session.next_seq += 1;
+            session.next_seq += u64::from(!again);
             session.last_lsn = lsn;
             session.slots[(seq % self.remembered as u64) as usize] = lsn;
             return;
         }
-        invariant!(I3, seq == 0, "an unknown session {client} began at {seq}");
+        invariant!(I3, seq == 0 || planted(Mutant::ForgetSessions), "an unknown session {client} began at {seq}");
         let mut slots = vec![Lsn(0); self.remembered].into_boxed_slice();
-        slots[0] = lsn;
-        let session = (client, Session { next_seq: 1, last_lsn: lsn, slots });
+        slots[(seq % self.remembered as u64) as usize] = lsn;
+        let session = (client, Session { next_seq: seq + 1, last_lsn: lsn, slots });
         let full = self.table.len() == self.sessions_max;
         let idle = self.table.iter_mut().enumerate().min_by_key(|(_, (_, s))| s.last_lsn).filter(|_| full);
         self.last = match idle {

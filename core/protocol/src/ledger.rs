@@ -9,6 +9,7 @@ mod span;
 use alloc::collections::VecDeque;
 use core::fmt;
 
+use crate::mutant::{Mutant, planted};
 use crate::types::{CutPoint, Lsn, Member, Position, ShardId, WindowMode};
 use crate::wire::order::{Grant, GrantHead, Lsns, OrderEntry, encode_cut, encode_grant};
 use span::Span;
@@ -171,7 +172,8 @@ impl Ledger {
         if index <= self.applied_index {
             return Ok(Applied::Again);
         }
-        ensure!(I17, index == self.applied_index + 1, "an index of the order stream is missing");
+        let next = index == self.applied_index + 1 || planted(Mutant::SkipAnOrderEntry);
+        ensure!(I17, next, "an index of the order stream is missing");
         let applied = self.apply_snapshot(entry)?;
         self.applied_index = index;
         Ok(applied)
@@ -191,7 +193,8 @@ impl Ledger {
     }
 
     fn apply_grant(&mut self, grant: &Grant<'_>) -> Result<Applied, Contradiction> {
-        if grant.view != self.view || (!self.spans.is_empty() && grant.window != self.next_window()) {
+        let again = planted(Mutant::GrantTwice) && grant.window + 1 == self.next_window();
+        if grant.view != self.view || (!self.spans.is_empty() && grant.window != self.next_window() && !again) {
             return Ok(Applied::Void);
         }
         if let Some(last) = self.spans.back_mut() {
@@ -200,13 +203,13 @@ impl Ledger {
                 return Ok(Applied::Void);
             }
             ensure!(I12, grant.first_cut == 0, "a later grant opens in the middle of a window");
-            ensure!(I12, grant.start == last.end(), "a window does not start where the one before ends");
+            ensure!(I12, grant.start == last.end() || again, "a window does not start where the one before ends");
             let mut listed = grant.members.iter();
             for member in &last.members {
                 let found = listed.find(|m| m.shard == member.shard).map(|m| m.first_lsn);
                 ensure!(I12, found.is_some(), "a member of the window before is not listed any more");
                 let stopped = last.end_lsn(member.shard);
-                ensure!(I12, found == stopped, "a member's first slot is not where it stopped");
+                ensure!(I12, found == stopped || again, "a member's first slot is not where it stopped");
             }
             if last.extend(grant) {
                 return Ok(Applied::Granted);

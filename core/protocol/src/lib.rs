@@ -11,7 +11,7 @@
 //! 3. [`shard`]: append, placed, speculative delivery, report, fill, commit. [`duplicates`] suppresses retries.
 //! 4. [`sequencer`]: reports in; grants, cuts and targets out.
 //! 5. [`client`]: the merge that turns deliveries and the order stream into deliver, confirm and fail.
-//! 6. [`wire`]: every byte format; [`limits`]: every compile-time bound.
+//! 6. [`wire`]: every byte format; [`limits`]: every compile-time bound; [`mutant`]: bugs that tests can plant.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -24,6 +24,7 @@ pub mod client;
 pub mod duplicates;
 pub mod ledger;
 pub mod limits;
+pub mod mutant;
 pub mod sequencer;
 pub mod shard;
 pub mod types;

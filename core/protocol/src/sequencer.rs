@@ -16,6 +16,7 @@ use alloc::vec::Vec;
 
 use crate::ledger::{Applied, Contradiction, Ledger, grant_head};
 use crate::limits::{QUOTA_MAX, SHARDS_MAX, WINDOW_CUTS_MAX};
+use crate::mutant::{Mutant, planted};
 use crate::types::{Beat, CutPoint, Lsn, Member, Ordering, ShardId, WindowMode};
 pub use crate::types::{Change, ChangeError};
 use crate::wire::node::{Report, Target};
@@ -310,6 +311,12 @@ impl Sequencer {
             Applied::Granted => {
                 self.grant_index = index;
                 self.on_granted(now_ns, out);
+                let granted_once =
+                    matches!(&decoded, OrderEntry::Grant(g) if g.window + 1 == self.ledger.next_window());
+                if planted(Mutant::GrantTwice) && granted_once {
+                    self.in_flight = true;
+                    out.propose(entry);
+                }
             }
             Applied::Bound => {
                 self.stats.cuts += 1;

@@ -12,6 +12,7 @@ use alloc::vec::Vec;
 
 use crate::duplicates::{Duplicates, Verdict};
 use crate::ledger::{Applied, Contradiction, Ledger};
+use crate::mutant::{Mutant, planted};
 use crate::types::{Beat, ClientId, CutPoint, Lsn, Position, Refusal, ShardId, WindowMode};
 use crate::wire::node::{Report, Target};
 use crate::wire::order::OrderEntry;
@@ -219,6 +220,9 @@ impl Shard {
 
     /// First slot that may not be delivered: durable, and either bound or covered by a grant (I13).
     pub fn deliverable(&self) -> Lsn {
+        if planted(Mutant::SpeculateWithoutAGrant) && self.fixed {
+            return self.durable;
+        }
         self.durable.min(self.granted.max(self.committed))
     }
 
@@ -291,7 +295,11 @@ impl Shard {
             self.partial_since_ns = Some(now_ns);
         }
         self.close_full_cut();
-        out.record(lsn, client, seq);
+        if planted(Mutant::FillOverARecord) && self.fill_at_ns.is_some() {
+            out.no_ops(lsn, 1);
+        } else {
+            out.record(lsn, client, seq);
+        }
         self.after_append(now_ns, out);
     }
 
@@ -342,6 +350,9 @@ impl Shard {
             return;
         }
         self.durable = durable;
+        if planted(Mutant::AcknowledgeWhenDurable) {
+            self.acknowledge_below(self.deliverable(), out);
+        }
         self.note_stall();
         self.report_if_reached(now_ns, out);
     }
@@ -356,7 +367,9 @@ impl Shard {
 
     /// Fixed windows: reports as soon as the slots of the next cut are durable.
     fn report_if_reached(&mut self, now_ns: u64, out: &mut impl ShardOut) {
-        let Some(point) = self.ledger.point_reached(self.config.shard, self.durable) else { return };
+        let early = u64::from(planted(Mutant::ReportOneSlotEarly));
+        let reached = self.durable.plus(early);
+        let Some(point) = self.ledger.point_reached(self.config.shard, reached) else { return };
         if point > self.reported.point {
             invariant!(I13, point <= self.ledger.granted_point(), "a report of {point} without its grant");
             self.reported.point = point;
@@ -426,14 +439,23 @@ impl Shard {
         let shard = self.config.shard;
         let committed = self.ledger.committed_lsn(shard);
         invariant!(I2, committed >= self.committed, "shard {shard}: bound slots went back");
-        invariant!(I11, committed <= self.durable, "shard {shard}: slot {committed} is bound but not durable");
+        let believed = planted(Mutant::ReportOneSlotEarly) || planted(Mutant::CountRepeatedReports);
+        invariant!(
+            I11,
+            committed <= self.durable || believed,
+            "shard {shard}: slot {committed} is bound but not durable"
+        );
         let bound = self.ledger.bound();
         if let Some(predetermined) = self.ledger.lsn_at(shard, bound) {
             invariant!(I10, predetermined == committed, "shard {shard}: the cut {bound} is not the predetermined one");
         }
         self.committed = committed;
         self.granted = self.granted.max(self.ledger.granted_lsn(shard));
-        while let Some(next) = self.pending.front().copied().filter(|p| p.lsn < committed) {
+        self.acknowledge_below(committed, out);
+    }
+
+    fn acknowledge_below(&mut self, end: Lsn, out: &mut impl ShardOut) {
+        while let Some(next) = self.pending.front().copied().filter(|p| p.lsn < end) {
             self.pending.pop_front();
             self.acknowledge(next, out);
         }
@@ -441,11 +463,16 @@ impl Shard {
 
     fn acknowledge(&mut self, append: Pending, out: &mut impl ShardOut) {
         let Pending { lsn, client, seq } = append;
-        invariant!(I6, lsn < self.committed, "slot {lsn} would be acknowledged before its cut is bound");
+        let early = planted(Mutant::AcknowledgeWhenDurable);
+        invariant!(I6, lsn < self.committed || early, "slot {lsn} would be acknowledged before its cut is bound");
         let position = self.ledger.position(self.config.shard, lsn);
         invariant!(I4, position.is_some(), "slot {lsn} is bound without a position");
         let Some(position) = position else { return };
-        invariant!(I5, position < self.ledger.committed(), "position {position} is acknowledged before it is bound");
+        invariant!(
+            I5,
+            position < self.ledger.committed() || early,
+            "position {position} is acknowledged before it is bound"
+        );
         invariant!(I14, !self.failed, "a failed shard would acknowledge slot {lsn}");
         out.acknowledge(client, seq, lsn, position);
     }
@@ -477,6 +504,9 @@ impl Shard {
 
     /// Sends the report again now: the connection to the sequencer is new.
     pub fn on_sequencer_connected(&mut self, now_ns: u64, out: &mut impl ShardOut) {
+        if planted(Mutant::ForgetSessions) {
+            self.duplicates = Duplicates::new(self.config.sessions_max, self.config.session_remembered);
+        }
         self.send_report(now_ns, out);
     }
 

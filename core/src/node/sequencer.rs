@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::mpsc::Sender;
 
+use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::sequencer::{Sequencer, SequencerConfig, SequencerOut};
 use antelog_protocol::wire::change::ChangeOutcome;
 use antelog_protocol::wire::node::{NODE_MESSAGE_BYTES_MAX, NodeMessage, ORDER_HEAD_BYTES, Report, Target};
@@ -258,10 +259,18 @@ impl<T: Transport> SequencerAgent<T> {
             return;
         }
         follower.applied = follower.applied.max(report.applied_index);
+        let came_back = follower.next.is_none() && report.applied_index > 0;
         follower.next.get_or_insert(report.applied_index + 1);
+        if planted(Mutant::SkipAnOrderEntry) && came_back {
+            follower.next = Some(report.applied_index + 2);
+        }
+        let mut report = *report;
+        if planted(Mutant::CountRepeatedReports) && came_back {
+            report.point = self.sequencer.ledger().point_after(report.point, 1).unwrap_or(report.point);
+        }
         if replica == 0 {
             let (sequencer, mut effects) = self.split();
-            sequencer.on_report(now_ns, report, &mut effects);
+            sequencer.on_report(now_ns, &report, &mut effects);
             self.commit(now_ns);
         }
     }

@@ -1,6 +1,7 @@
 //! Builds the cluster of a run: the production agents with regions, queues and mirrors as the composition root builds them,
 //! and the lines between them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
@@ -60,6 +61,20 @@ pub(super) struct Cluster {
     /// Log regions of each shard, the primary's first.
     pub(super) regions: Vec<Vec<Arc<Region>>>,
     pub(super) map: ClusterMap,
+}
+
+impl Cluster {
+    /// On an idle log: a backup that has not verified exactly what its primary has appended. Nothing that clients see
+    /// depends on it while no backup is promoted.
+    pub(super) fn wrongly_verified(&self) -> Option<String> {
+        let counts: BTreeMap<String, u64> = self.counters.iter().flat_map(Counters::snapshot).collect();
+        counts.iter().find_map(|(name, verified)| {
+            let backup = name.strip_suffix(".verified_lsn")?;
+            let shard = backup.strip_prefix("backup-")?.split('-').next()?;
+            let appended = counts.get(&format!("shard-{shard}.appended_lsn"))?;
+            (verified != appended).then(|| format!("{backup} has verified {verified} slots of {appended}"))
+        })
+    }
 }
 
 /// The only place where the protocol's options are made.

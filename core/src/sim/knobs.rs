@@ -227,6 +227,7 @@ impl Knobs {
                 long_ns: rng.scale(100_000, 5_000_000),
                 long_one_in: rng.pick(&[0, 200, 1000, 5000]),
                 capacity: (low, low * rng.range(1, 16)),
+                targets_overtake: Rng::new(seed, 5).percent(30),
             },
             load,
             faults,

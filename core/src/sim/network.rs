@@ -1,7 +1,8 @@
 //! The simulated network: links with drawn delays, bounded queues, losses.
 //!
 //! An operation is handed over at the end of the duty cycle that issued it, takes a drawn time to the other side, takes
-//! effect there, and is acknowledged after another drawn time; each direction keeps its order. Bytes are read from their
+//! effect there, and is acknowledged after another drawn time; each direction keeps its order (but see
+//! [`NetKnobs::targets_overtake`]). Bytes are read from their
 //! source only when they land, which the contract allows: a source that changes too early tears them. In a network with a
 //! NIC operations land when they arrive; without one when the receiver polls, as TCP does. When a link is lost, what
 //! has not landed never does, and both sides learn of it at times of their own.
@@ -42,6 +43,8 @@ pub struct NetKnobs {
     pub long_one_in: u64,
     /// Fewest and most operations a direction of a link takes before it is full.
     pub capacity: (u64, u64),
+    /// Targets overtake order entries that are under way, which no transport does and the protocol allows.
+    pub targets_overtake: bool,
 }
 
 /// What a link carries, for faults and counts.
@@ -60,6 +63,8 @@ pub(super) enum LinkKind {
 pub(super) struct Seen {
     /// Operations that met a full transport.
     pub(super) full: u64,
+    /// Targets that overtook something.
+    pub(super) overtaken: u64,
     /// Links lost, by kind, with operations under way.
     pub(super) lost: [u64; 3],
     /// Messages that found no receive posted on a link between nodes: the order stream's flow control failed.
@@ -117,6 +122,8 @@ pub struct Network {
     pub(super) trace: Trace,
     pub(super) seen: Seen,
     pub(super) taps: Vec<Tapped>,
+    /// Order entries that landed: at which endpoint, and their index.
+    pub(super) landed: Vec<(usize, u64)>,
     /// Targets sent that name the end of a window.
     pub(super) edge_targets: u64,
     /// Threads for which something has arrived.
@@ -126,6 +133,10 @@ pub struct Network {
     links: Vec<Link>,
     endpoints: Vec<Endpoint>,
     dropped: Dropped,
+}
+
+fn word(message: &[u8], at: usize) -> u64 {
+    message[at..at + 8].iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
 }
 
 /// A handle to the network.
@@ -141,6 +152,7 @@ impl Network {
             trace: Trace::new(written),
             seen: Seen::default(),
             taps: Vec::new(),
+            landed: Vec::new(),
             edge_targets: 0,
             woken: Vec::new(),
             knobs,
@@ -206,7 +218,7 @@ impl Network {
 
     /// Looks at a message of the sequencer: order entries must be the committed ones.
     fn look_at(&mut self, link: u32, message: &[u8]) {
-        let word = |at: usize| message[at..at + 8].iter().rev().fold(0u64, |sum, byte| sum << 8 | u64::from(*byte));
+        let word = |at: usize| word(message, at);
         match message[0] {
             ORDER_TAG => {
                 self.taps.push(Tapped { link, index: word(8), hash: super::trace::hash(&message[16..]) });

@@ -11,8 +11,9 @@
 //! | I4, I5, I6 acknowledgements: position, real-time order, not before the cut | `Oracle::acknowledged` |
 //! | I9, I10 nothing is taken back; cuts are the predetermined ones | `subscription`, `order` |
 //! | I11 a cut takes only what every member's region holds at that moment | `Oracle::committed` |
-//! | I12 grants continue each other; followers are sent the committed bytes without a gap | `order`, `Oracle::tapped` |
+//! | I12 grants continue each other; followers get the committed bytes without a gap | `order`, `Oracle::tapped`, `Oracle::landed` |
 //! | I13 nothing is delivered without a committed grant, nor from a free window before its cut | `subscription` |
+//! | chain: backups have verified what their primaries appended | the run |
 //! | L3 an idle log writes nothing, L4 queues are bounded | the run |
 
 mod order;
@@ -121,6 +122,8 @@ pub struct Oracle {
     open: u64,
     /// Next index of each follower's link.
     followed: BTreeMap<u32, u64>,
+    /// Index after the last that landed at each follower.
+    landed: BTreeMap<usize, u64>,
     violation: Option<Violation>,
     /// Positions may be forgotten: regions are recycled or cuts of free windows dropped.
     pub(super) may_trim: bool,
@@ -164,6 +167,7 @@ impl Oracle {
             acknowledged_to: None,
             open: 0,
             followed: BTreeMap::new(),
+            landed: BTreeMap::new(),
             violation: None,
             may_trim,
             reached: Reached::default(),
@@ -326,7 +330,10 @@ impl Oracle {
         let record = self.records[number as usize];
         let name = format!("record {number} (session {session}, shard {shard}, number {seq})");
         let expected = record.lsn.and_then(|lsn| self.order.position(shard, lsn));
-        if position >= self.order.committed() || record.lsn.is_none() {
+        if position < self.order.committed() && record.lsn.is_none() {
+            let what = format!("{name} is acknowledged at {position}, and what is bound does not hold it");
+            self.complain(Violation::new("I4", what));
+        } else if position >= self.order.committed() {
             let committed = self.order.committed();
             let what = format!("{name} is acknowledged at {position}, bound are positions below {committed}");
             self.complain(Violation::new("I6", what));
@@ -407,6 +414,17 @@ impl Oracle {
             let what = format!("link {link} is sent an order entry {index} that is not the committed one");
             self.complain(Violation::new("I12", what));
         }
+    }
+
+    /// I12: a follower that comes back goes on with no later entry than the first that it never got.
+    pub(super) fn landed(&mut self, follower: usize, index: u64) {
+        let next = self.landed.entry(follower).or_insert(1);
+        if index > *next {
+            let what = format!("follower {follower} gets order entry {index}, but has never got {next}");
+            self.complain(Violation::new("I12", what));
+            return;
+        }
+        *next = (index + 1).max(*next);
     }
 
     /// The answer to a question for the tail asked when `floor` was the highest acknowledged position.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Situations that a batch of at least [`BATCH_SEEDS`] default seeds must reach.
-pub const REQUIRED: [&str; 43] = [
+pub const REQUIRED: [&str; 44] = [
     "fill by age",
     "fill by target",
     "prefix cut",
@@ -25,6 +25,7 @@ pub const REQUIRED: [&str; 43] = [
     "outstanding limit reached",
     "gate queue full",
     "full transport",
+    "target overtook an order entry",
     "wake-up between threads",
     "speculative delivery",
     "trimmed",

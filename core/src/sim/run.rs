@@ -3,6 +3,8 @@
 //! A thread runs its agents as production's does: until they find no work, then until something is due or somebody wakes
 //! it. What it was doing when it is paused stays where it is; what others do meanwhile waits for it.
 
+mod count;
+
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -316,6 +318,9 @@ impl Run {
         for tapped in std::mem::take(&mut network.taps) {
             oracle.tapped(&tapped);
         }
+        for (follower, index) in network.landed.drain(..) {
+            oracle.landed(follower, index);
+        }
         self.probes.add("target at the end of a window", std::mem::take(&mut network.edge_targets));
     }
 
@@ -530,6 +535,9 @@ impl Run {
                     self.set_phase(Phase::Rest { until_ns: now_ns + rest_ns });
                 } else {
                     self.probes.add("idle log", u64::from(at_rest));
+                    if let Some(what) = self.cluster.wrongly_verified().filter(|_| at_rest) {
+                        self.oracle.borrow_mut().complain(Violation::new("chain", what));
+                    }
                     self.set_phase(Phase::Done);
                 }
             }
@@ -553,64 +561,5 @@ impl Run {
             return Some(format!("{open} appends have no answer"));
         }
         oracle.behind()
-    }
-
-    /// Collects what the run has reached, and the checks that are made once.
-    fn count(&mut self) {
-        let knobs = &self.common.knobs;
-        let network = self.network.borrow();
-        let oracle = self.oracle.borrow();
-        let probes = &mut self.probes;
-        if let (Some(link), None) = (network.seen.overrun, &self.failure) {
-            let what = format!("more messages than receives are posted for are under way on link {link}");
-            self.failure = Some(Failure::Wrong(Violation::new("L4", what)));
-        }
-        for (name, value) in self.cluster.counters.iter().flat_map(|c| c.snapshot()) {
-            let name = match name.rsplit_once('.').map_or("", |(_, counter)| counter) {
-                "fills_by_age" => "fill by age",
-                "fills_by_target" => "fill by target",
-                "grant_stalls" => "grant stall",
-                "fills_ahead" => "fill ahead of a target",
-                "fills_by_timer" => "fill by the published timer",
-                "grounded" => "straggler grounded",
-                "fallbacks" => "fallback to free windows",
-                "pushed_back" => "gate queue full",
-                _ => continue,
-            };
-            probes.add(name, value);
-        }
-        for (name, count) in oracle.order_counts() {
-            probes.add(name, count);
-        }
-        let [replication, order, client] = network.seen.lost;
-        let reached = &oracle.reached;
-        let sum = |count: fn(&SimClient) -> u64| self.clients.iter().map(count).sum::<u64>();
-        let counts = [
-            ("connection lost during replication", replication),
-            ("connection lost during order stream", order),
-            ("connection lost during client", client),
-            ("full transport", network.seen.full),
-            ("region lap", oracle.laps()),
-            ("region full refusal", reached.region_full),
-            ("closed shard refusal", reached.closed),
-            ("change made", sum(|c| c.changed()[0])),
-            ("change refused", sum(|c| c.changed()[1])),
-            ("no-op run split", reached.no_op_splits),
-            ("retry answered after reconnect", reached.retries_answered),
-            ("speculative delivery", reached.speculative),
-            ("trimmed", reached.trims),
-            ("read answered", reached.reads),
-            ("tail answered", reached.tails),
-            ("late follower", sum(|c| c.late_followers)),
-            ("client ring full", sum(|c| c.pushed_back[0])),
-            ("outstanding limit reached", sum(|c| c.pushed_back[1])),
-            ("session replaced", u64::from(self.common.sessions.get()) - self.clients.len() as u64),
-            ("more than eight shards", u64::from(knobs.shards > 8)),
-            ("no backups", u64::from(knobs.backups == 0)),
-            ("region exhausted", u64::from(self.exhausted)),
-        ];
-        for (name, count) in counts {
-            probes.add(name, count);
-        }
     }
 }

@@ -4,6 +4,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::Slot;
+use crate::mutant::{Mutant, planted};
 use crate::types::{CutPoint, Lsn, Member, Position, ShardId, WindowMode};
 use crate::wire::order::{Grant, GrantHead, Lsns};
 
@@ -70,7 +71,8 @@ impl Span {
     /// Takes the next window into this span if it continues it with nothing changed. A free span continues only once its
     /// last window is whole.
     pub(super) fn extend(&mut self, grant: &Grant<'_>) -> bool {
-        let alike = |a: &Member, b: &Member| a.shard == b.shard && a.quota == b.quota && a.open == b.open;
+        let quotas = |a: &Member, b: &Member| a.quota == b.quota || planted(Mutant::KeepOldQuotas);
+        let alike = |a: &Member, b: &Member| a.shard == b.shard && quotas(a, b) && a.open == b.open;
         let same = self.mode == grant.mode
             && self.cuts == grant.cuts
             && (self.mode == WindowMode::Fixed || self.rows_pushed == self.cuts_total())

@@ -5,6 +5,7 @@
 //! gets no slots.
 
 use super::{Sequencer, SequencerOut, ShardState};
+use crate::mutant::{Mutant, planted};
 use crate::types::{Beat, Change, ChangeError, CutPoint, Lsn, ShardId, WindowMode};
 use crate::wire::node::{Report, Target};
 
@@ -129,7 +130,7 @@ impl Sequencer {
     /// Up to where others have to follow a shard: to the cut of its last record. Closed shards run ahead with no-ops, and
     /// so do those that expect a target; if that counted, an idle log would chase itself.
     pub(super) fn last_wanted(&self, at: usize, report: &Report) -> CutPoint {
-        if self.config.beat != Beat::Target {
+        if self.config.beat != Beat::Target || planted(Mutant::FollowFillsAhead) {
             return self.shards[at].point;
         }
         let Some(last) = report.records_lsn.0.checked_sub(1).map(Lsn) else { return CutPoint::default() };

@@ -4,6 +4,7 @@
 //! avoided only where records are about to take the slots anyway.
 
 use super::{FillRoom, Shard, ShardOut};
+use crate::mutant::{Mutant, planted};
 use crate::types::{Beat, CutPoint, Lsn};
 use crate::wire::node::Target;
 
@@ -54,6 +55,9 @@ impl Shard {
         if self.closed && self.may_fill() && self.fixed_end > self.appended {
             self.stats.fills_by_target += 1;
             self.fill(now_ns, self.fixed_end, out);
+        }
+        if planted(Mutant::ForgetTheTargetAtAnEdge) {
+            return;
         }
         self.fill_to_target(now_ns, out);
     }

@@ -1,6 +1,7 @@
 //! One stream: a subscriber's cursor in one shard's log, delivered as far as the shard, its credit and the ring allow.
 
 use antelog_protocol::ledger::Ledger;
+use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::wire::session::{Reply, SESSION_HEAD_BYTES_MAX, stream_bytes};
 use antelog_protocol::{Lsn, Position, ShardId};
 
@@ -106,7 +107,7 @@ pub(super) fn deliver(
             break Delivery::More;
         }
         if run == 0 {
-            let Some(found) = ledger.position_run(port.shard, cursor.lsn) else {
+            let Some(found) = position_run(ledger, port.shard, cursor.lsn) else {
                 // Bound so long ago that the ledger has forgotten where; or, I13, without a grant to speculate with.
                 break if cursor.lsn < ledger.committed_lsn(port.shard) { trimmed() } else { Delivery::Caught };
             };
@@ -161,9 +162,18 @@ pub(super) fn deliver(
     (delivered, end)
 }
 
+fn position_run(ledger: &Ledger, shard: ShardId, lsn: Lsn) -> Option<(Position, u64)> {
+    let found = ledger.position_run(shard, lsn);
+    if found.is_none() && planted(Mutant::SpeculateWithoutAGrant) {
+        let ahead = lsn.0.checked_sub(ledger.granted_lsn(shard).0)?;
+        return Some((ledger.granted_end().plus(ahead), 1));
+    }
+    found
+}
+
 /// What is at a cursor whose slot may be delivered.
 fn item(port: &ShardPort, cursor: &mut Cursor) -> Result<Item, Overrun> {
-    if port.log.check(cursor.at).is_err() {
+    if port.log.check(cursor.at).is_err() && !planted(Mutant::DeliverOverwritten) {
         // A cursor that waited for its slot may stand at an entry that is gone while the slot itself is there.
         *cursor = port.log.seek(cursor.lsn)?;
     }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::{LinkKind, Network, Waiting};
+use super::{LinkKind, Network, ORDER_TAG, TARGET_TAG, Waiting, word};
 use crate::mem::Region;
 use crate::sim::queue::What;
 use crate::sim::trace::Kind;
@@ -144,7 +144,12 @@ impl Network {
             return Ok(()); // Lost, and this side does not know yet.
         }
         let bytes = operation.body.len();
-        pipe.wire.push_back(operation);
+        let is_target = matches!(&operation.body, Body::Send { message } if message.first() == Some(&TARGET_TAG));
+        let (arrived, last) = (pipe.arrived, pipe.wire.len());
+        let overtakes = self.knobs.targets_overtake && is_target && self.endpoints[endpoint].tapped;
+        let place = if overtakes { self.rng.range(arrived as u64, last as u64) as usize } else { last };
+        self.seen.overtaken += u64::from(place < last);
+        self.links[link as usize].pipes[usize::from(side)].wire.insert(place, operation);
         let arrival_ns = self.issue_ns + self.way_ns(bytes);
         let pipe = &mut self.links[link as usize].pipes[usize::from(side)];
         let arrival_ns = arrival_ns.max(pipe.last_arrival_ns);
@@ -233,6 +238,9 @@ impl Network {
             },
             Body::Send { message } => {
                 pipe.unreleased += 1;
+                if kind == LinkKind::Order && message.first() == Some(&ORDER_TAG) {
+                    self.landed.push((endpoint, word(&message, 8)));
+                }
                 Some(message)
             }
         };

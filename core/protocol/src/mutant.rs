@@ -1,0 +1,74 @@
+//! Bugs planted on purpose: each is a mistake that this protocol's implementations could make, behind a switch that only
+//! tests can turn. The simulator has to find every one of them, or its silence about the code as it is says little.
+//!
+//! Without the feature `mutants` nothing can be planted and [`planted`] is the constant `false`.
+
+/// One bug. What is said is what the code does while the bug is planted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Mutant {
+    /// A shard acknowledges records as soon as they are durable and have a position, not when their cut is bound.
+    AcknowledgeWhenDurable = 1,
+    /// A shard reports a cut while its last slot is missing.
+    ReportOneSlotEarly,
+    /// A shard loses its table of sessions with its connection to the sequencer, and takes unknown sessions at any number.
+    ForgetSessions,
+    /// A client's merge confirms what is bound though it was not handed out.
+    ConfirmPastAGap,
+    /// A shard lets its gate deliver beyond the grants, at positions that the gate guesses.
+    SpeculateWithoutAGrant,
+    /// A gate answers reads of positions that are not bound yet.
+    ReadPastTheCommit,
+    /// A ledger goes on with the quotas of the window before, from which it computes where the window after starts.
+    KeepOldQuotas,
+    /// A client is handed no-ops as empty records.
+    DeliverNoOps,
+    /// A no-op is written in place of a record that arrives while a fill waits; the record is acknowledged.
+    FillOverARecord,
+    /// The sequencer counts the first report of a new connection, which repeats an older one, as one cut more.
+    CountRepeatedReports,
+    /// A shard does not resume its target when the grant comes that it waited for, and ignores repetitions of it.
+    ForgetTheTargetAtAnEdge,
+    /// The sequencer grants every window twice, and ledgers take the second grant for one of the window after.
+    GrantTwice,
+    /// The sequencer skips an order entry when a follower comes back, and ledgers do not look at the index.
+    SkipAnOrderEntry,
+    /// A shard appends the retry of a session's first record again.
+    AppendFirstRetries,
+    /// A backup takes for an entry what is shaped like one: what the region's previous lap left behind its log's end.
+    TakeShapesForEntries,
+    /// A gate delivers from where a record was, whatever has been written there since.
+    DeliverOverwritten,
+    /// The sequencer asks all shards to follow one that has filled ahead with no-ops, so that an idle log chases itself.
+    FollowFillsAhead,
+}
+
+/// Whether this bug is planted.
+#[cfg(not(feature = "mutants"))]
+#[inline(always)]
+pub const fn planted(_mutant: Mutant) -> bool {
+    false
+}
+
+#[cfg(feature = "mutants")]
+pub use switch::{plant, planted};
+
+#[cfg(feature = "mutants")]
+mod switch {
+    use core::sync::atomic::{AtomicU8, Ordering};
+
+    use super::Mutant;
+
+    static PLANTED: AtomicU8 = AtomicU8::new(0);
+
+    /// Whether this bug is planted.
+    #[inline]
+    pub fn planted(mutant: Mutant) -> bool {
+        PLANTED.load(Ordering::Relaxed) == mutant as u8
+    }
+
+    /// Plants a bug in the whole process in place of any other, or none.
+    pub fn plant(mutant: Option<Mutant>) {
+        PLANTED.store(mutant.map_or(0, |mutant| mutant as u8), Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,87 @@
+//! The simulator finds every bug that [`Mutant`] plants, within a stated number of seeds: what it does not complain about
+//! in the code as it is, it has looked at.
+//!
+//! `cargo test --release -p antelog-core --features mutants --test mutants -- --nocapture` prints what caught what.
+
+use antelog_core::sim::{Failure, Knobs, Overrides, simulate};
+use antelog_protocol::mutant::{Mutant, plant};
+
+use self::Caught::{Crash, Stuck, Wrong};
+
+/// How a bug shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Caught {
+    /// The oracle names this invariant.
+    Wrong(&'static str),
+    /// Something is never told.
+    Stuck,
+    /// An agent panics and names this invariant.
+    Crash(&'static str),
+}
+
+impl Caught {
+    fn is(self, failure: &Failure) -> bool {
+        match (self, failure) {
+            (Wrong(id), Failure::Wrong(violation)) => violation.id == id,
+            (Stuck, Failure::Stuck(_)) => true,
+            (Crash(id), Failure::Crash(what)) => what.contains(&format!("({id})")),
+            _ => false,
+        }
+    }
+}
+
+/// A bug, the most seeds that finding it may take, and how it may show. The limits are twice the most seeds that were
+/// needed from any of three starts, so that drawing seeds differently does not break them.
+const MUTANTS: [(Mutant, u64, &[Caught]); 17] = [
+    (Mutant::AcknowledgeWhenDurable, 4, &[Wrong("I6")]),
+    (Mutant::ReportOneSlotEarly, 4, &[Wrong("I11")]),
+    (Mutant::ForgetSessions, 80, &[Wrong("I3"), Wrong("I4")]),
+    (Mutant::ConfirmPastAGap, 4, &[Wrong("I2")]),
+    (Mutant::SpeculateWithoutAGrant, 10, &[Wrong("I13"), Wrong("I1")]),
+    (Mutant::ReadPastTheCommit, 6, &[Wrong("I4")]),
+    (Mutant::KeepOldQuotas, 10, &[Wrong("I8"), Wrong("I1"), Wrong("I16")]),
+    (Mutant::DeliverNoOps, 4, &[Wrong("I16")]),
+    (Mutant::FillOverARecord, 80, &[Wrong("I4")]),
+    (Mutant::CountRepeatedReports, 60, &[Wrong("I11")]),
+    (Mutant::ForgetTheTargetAtAnEdge, 300, &[Stuck]),
+    (Mutant::GrantTwice, 4, &[Wrong("I12")]),
+    // A ledger may trip over the gap before the oracle hears of it.
+    (Mutant::SkipAnOrderEntry, 20, &[Wrong("I12"), Crash("I12")]),
+    (Mutant::AppendFirstRetries, 8, &[Wrong("I3")]),
+    (Mutant::TakeShapesForEntries, 40, &[Wrong("chain")]),
+    (Mutant::DeliverOverwritten, 300, &[Wrong("I1"), Wrong("I2")]),
+    (Mutant::FollowFillsAhead, 60, &[Wrong("L3")]),
+];
+
+/// Small clusters: a seed takes some milliseconds.
+fn run(seed: u64) -> Option<Failure> {
+    let overrides = Overrides { shards: Some(2 + (seed % 3) as u16), ..Overrides::default() };
+    simulate(Knobs::draw(seed, &overrides), false).expect("memory for a small cluster").failure
+}
+
+/// The switch is the whole process's, so one test plants one bug after the other.
+#[test]
+fn every_mutant_is_caught() {
+    let mut missed = Vec::new();
+    let mut most = 0;
+    for (mutant, limit, expected) in MUTANTS {
+        plant(Some(mutant));
+        let found = (0..limit).find_map(|seed| run(seed).map(|failure| (seed + 1, failure)));
+        plant(None);
+        let Some((seeds, failure)) = found else {
+            missed.push(format!("{mutant:?} is not caught by {limit} seeds"));
+            continue;
+        };
+        most = most.max(seeds);
+        println!("{:<24} seeds {seeds:>3} of {limit:>3}  {failure}", format!("{mutant:?}"));
+        if !expected.iter().any(|kind| kind.is(&failure)) {
+            missed.push(format!("{mutant:?} is expected to be {expected:?}, but is {failure}"));
+        }
+    }
+    for seed in 0..most {
+        if let Some(failure) = run(seed) {
+            missed.push(format!("seed {seed} fails with nothing planted: {failure}"));
+        }
+    }
+    assert!(missed.is_empty(), "\n{}\n", missed.join("\n"));
+}
