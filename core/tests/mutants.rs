@@ -30,8 +30,8 @@ impl Caught {
     }
 }
 
-/// A bug, the most seeds that finding it may take, and how it may show. The limits are twice the most seeds that were
-/// needed from any of three starts, so that drawing seeds differently does not break them.
+/// A bug, the most seeds that finding it may take, and how it may show. Limits are two to four times the most seeds that
+/// were needed from any of three starts, so that drawing seeds differently does not break them.
 const MUTANTS: [(Mutant, u64, &[Caught]); 17] = [
     (Mutant::AcknowledgeWhenDurable, 4, &[Wrong("I6")]),
     (Mutant::ReportOneSlotEarly, 4, &[Wrong("I11")]),

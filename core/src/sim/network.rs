@@ -2,10 +2,10 @@
 //!
 //! An operation is handed over at the end of the duty cycle that issued it, takes a drawn time to the other side, takes
 //! effect there, and is acknowledged after another drawn time; each direction keeps its order (but see
-//! [`NetKnobs::targets_overtake`]). Bytes are read from their
-//! source only when they land, which the contract allows: a source that changes too early tears them. In a network with a
-//! NIC operations land when they arrive; without one when the receiver polls, as TCP does. When a link is lost, what
-//! has not landed never does, and both sides learn of it at times of their own.
+//! [`NetKnobs::targets_overtake`]). Bytes are read from their source only when they land, which the contract allows: a
+//! source that changes too early tears them. In a network with a NIC operations land when they arrive; without one when
+//! the receiver polls, as TCP does. When a link is lost, what has not landed never does, and both sides learn of it at
+//! times of their own.
 
 mod link;
 mod transport;

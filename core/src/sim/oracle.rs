@@ -11,7 +11,7 @@
 //! | I4, I5, I6 acknowledgements: position, real-time order, not before the cut | `Oracle::acknowledged` |
 //! | I9, I10 nothing is taken back; cuts are the predetermined ones | `subscription`, `order` |
 //! | I11 a cut takes only what every member's region holds at that moment | `Oracle::committed` |
-//! | I12 grants continue each other; followers get the committed bytes without a gap | `order`, `Oracle::tapped`, `Oracle::landed` |
+//! | I12 grants continue each other; followers get the committed bytes without a gap | `order`, `tapped`, `landed` |
 //! | I13 nothing is delivered without a committed grant, nor from a free window before its cut | `subscription` |
 //! | chain: backups have verified what their primaries appended | the run |
 //! | L3 an idle log writes nothing, L4 queues are bounded | the run |
