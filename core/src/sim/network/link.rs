@@ -145,7 +145,7 @@ impl Network {
         }
         let bytes = operation.body.len();
         pipe.wire.push_back(operation);
-        let arrival_ns = self.issue_ns + self.way_ns(bytes);
+        let arrival_ns = self.issue_ns + self.way_ns(link, bytes);
         let pipe = &mut self.links[link as usize].pipes[usize::from(side)];
         let arrival_ns = arrival_ns.max(pipe.last_arrival_ns);
         pipe.last_arrival_ns = arrival_ns;
@@ -260,7 +260,7 @@ impl Network {
     }
 
     fn acknowledge(&mut self, link: u32, side: u8, base_ns: u64, token: Option<u64>) {
-        let way_ns = self.way_ns(0);
+        let way_ns = self.way_ns(link, 0);
         let pipe = &mut self.links[link as usize].pipes[usize::from(side)];
         let at_ns = (base_ns + way_ns).max(pipe.last_ack_ns);
         pipe.last_ack_ns = at_ns;
@@ -313,7 +313,7 @@ impl Network {
     fn break_rules(&mut self, link: u32, side: u8) -> bool {
         self.seen.rules_broken += 1;
         self.end(link);
-        let way_ns = self.way_ns(0);
+        let way_ns = self.way_ns(link, 0);
         self.plan(self.now_ns, What::Down { link, side: 1 - side, reason: DownReason::Protocol });
         self.plan(self.now_ns + way_ns, What::Down { link, side, reason: DownReason::Closed });
         false
@@ -340,7 +340,7 @@ impl Network {
         }
         self.end(link);
         for side in [0, 1] {
-            let way_ns = self.way_ns(0) + self.rng.below(2_000_000);
+            let way_ns = self.way_ns(link, 0) + self.rng.below(2_000_000);
             let reason = if self.rng.percent(50) { DownReason::Closed } else { DownReason::Io(104) };
             self.plan(self.now_ns + way_ns, What::Down { link, side, reason });
         }
@@ -352,7 +352,7 @@ impl Network {
             return;
         }
         self.end(link);
-        let way_ns = self.way_ns(0);
+        let way_ns = self.way_ns(link, 0);
         self.plan(self.issue_ns.max(self.now_ns) + way_ns, What::Down { link, side: 1 - side, reason });
     }
 
