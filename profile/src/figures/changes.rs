@@ -29,12 +29,12 @@ fn mean_ms(runs: &[Run], shards: impl Fn(u16) -> bool, from_ns: u64, until_ns: u
     Series::from(runs.iter().flat_map(of).collect::<Vec<u64>>()).mean_ms()
 }
 
-/// From `from_ns` on: when the mean has come back to a level for all of the time until `until_ns`, in nanoseconds.
-fn back_ns(run: &Run, shards: impl Fn(u16) -> bool, level_ms: f64, from_ns: u64, until_ns: u64) -> u64 {
+/// From `from_ns` on: when the mean over a short time, and over the tenth of a second that follows, has come back to a
+/// level; `None` when it has not before `until_ns`. Nanoseconds. A short time alone varies by more than a tenth.
+fn back_ns(run: &Run, shards: impl Fn(u16) -> bool, level_ms: f64, from_ns: u64, until_ns: u64) -> Option<u64> {
     let runs = std::slice::from_ref(run);
-    let bins = (from_ns..until_ns).step_by(MS as usize);
-    let late = bins.filter(|at| mean_ms(runs, &shards, *at, at + BIN_NS) > BACK * level_ms);
-    late.last().map_or(from_ns, |last| last + MS)
+    let within = |at: u64, for_ns: u64| mean_ms(runs, &shards, at, at + for_ns) <= BACK * level_ms;
+    (from_ns..until_ns).step_by(MS as usize).find(|at| within(*at, BIN_NS) && within(*at, 100 * MS))
 }
 
 /// Median and greatest of some values in milliseconds, as text.
@@ -81,8 +81,8 @@ pub fn straggler(options: &Options) -> Result<Vec<Table>, String> {
         let grounded_before = run.seen.iter().rfind(|s| s.at_ns <= onset_ns).map_or(0, |s| s.grounded);
         let Some(seen) = run.seen.iter().find(|s| s.grounded > grounded_before) else { continue };
         detection.push((seen.at_ns - onset_ns) as f64 / 1e6);
-        let end_ns = back_ns(run, others, before, seen.at_ns, seen.at_ns + 300 * MS);
-        back.push((end_ns - seen.at_ns) as f64 / 1e6);
+        let end_ns = back_ns(run, others, before, seen.at_ns, seen.at_ns + 200 * MS);
+        back.extend(end_ns.map(|ns| (ns - seen.at_ns) as f64 / 1e6));
         let gone = run.members.iter().find(|(at_ns, members)| {
             let member = members.member(ShardId(SHARDS - 1));
             *at_ns > onset_ns && member.is_some_and(|m| m.quota == 0)
@@ -95,7 +95,7 @@ pub fn straggler(options: &Options) -> Result<Vec<Table>, String> {
     times.rows.push(row("detection until the others are back within 10 %", &back, Some((BACK_WANTED_MS, "20"))));
     let wanted = Some((paper::STRAGGLER_MS, "paper: 140"));
     times.rows.push(row("onset until the grant with quota 0 is known", &quota, wanted));
-    times.notes.push(format!("detected in {} of {seeds} runs", detection.len()));
+    times.notes.push(format!("detected in {} and back in {} of {seeds} runs", detection.len(), back.len()));
     let title = format!("mean e2e of the other shards by time since the onset, ms, C = 1.2 ms, model {name}");
     let mut curve = Table::new(title, &["from", "to", "free-event", "fixed"]);
     let bounds: [i64; 12] = [-50, 0, 5, 10, 15, 20, 30, 50, 100, 200, 300, 400];
@@ -156,15 +156,18 @@ pub fn rate(options: &Options) -> Result<Vec<Table>, String> {
             1 => (9..=11).contains(&quota) || shard.0 != 0,
             _ => quota == 1 || shard.0 != 0,
         };
-        let (mut windows, mut back) = (Vec::new(), Vec::new());
+        let (mut windows, mut fit_ms, mut back) = (Vec::new(), Vec::new(), Vec::new());
         for (seed, run) in (0..).zip(runs) {
             let at_ns = onset_ns(seed);
-            windows.extend(windows_until(run, at_ns, fits).map(|(windows, _)| windows as f64));
+            let fit = windows_until(run, at_ns, fits);
+            windows.extend(fit.map(|(windows, _)| windows as f64));
+            fit_ms.extend(fit.map(|(_, ns)| ns as f64 / 1e6));
             let level = mean_ms(std::slice::from_ref(run), |_| true, at_ns + 400 * MS, at_ns + 500 * MS);
-            back.push((back_ns(run, |_| true, level, at_ns, at_ns + 400 * MS) - at_ns) as f64 / 1e6);
+            back.extend(back_ns(run, |_| true, level, at_ns, at_ns + 400 * MS).map(|ns| (ns - at_ns) as f64 / 1e6));
         }
         let wanted = if case == 2 { None } else { Some((2.0, "2")) };
         table.rows.push(row(&format!("{name}: windows until a grant fits"), &windows, wanted));
+        table.rows.push(row(&format!("{name}: ms until that grant is known"), &fit_ms, None));
         table.rows.push(row(&format!("{name}: ms until e2e is within 10 % of its new level"), &back, None));
         table.notes.push(format!("{name}: quotas fit in {} of {seeds} runs", windows.len()));
     }

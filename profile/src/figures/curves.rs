@@ -2,7 +2,7 @@
 
 use antelog_protocol::{Beat, Ordering};
 
-use super::drive::{Run, run};
+use super::drive::{Run, no_ops_percent, run};
 use super::series::Series;
 use super::setup::{BEGIN_NS, Setup};
 use super::{Options, Table, paper};
@@ -137,8 +137,7 @@ pub fn compute(options: &Options) -> Result<Vec<Table>, String> {
 /// Unfinished records and no-ops of runs.
 pub fn health(runs: &[Run]) -> Option<String> {
     let unfinished: u64 = runs.iter().map(|run| run.unfinished).sum();
-    let [records, no_ops] = [0, 1].map(|at| runs.iter().map(|run| run.slots[at]).sum::<u64>());
-    let share = 100.0 * no_ops as f64 / (records + no_ops).max(1) as f64;
+    let share = no_ops_percent(runs);
     Some(format!("{unfinished} records unfinished; no-ops {share:.1} % of slots over all modes"))
 }
 
@@ -181,19 +180,19 @@ pub fn shards(options: &Options) -> Result<Vec<Table>, String> {
 
 /// What the sequencer does for so many shards.
 fn sequencer(all: &[&Steady]) -> Table {
-    let columns = ["shards", "mode", "records/s", "reports/s", "cuts/s", "no-ops %"];
-    let mut table = Table::new("the sequencer's work", &columns);
+    let counters = ["records", "reports", "cuts", "quota_changes", "fills_by_age", "fills_by_target", "fills_ahead"];
+    let mut table = Table::new("the sequencer's work and fills, per second", &["shards", "mode", "no-ops %"]);
+    table.columns.extend(counters.map(str::to_owned));
     for steady in all {
         for shards in &steady.shards {
             for mode in MODES {
                 let runs = steady.of(*shards, mode);
-                let sum = |count: fn(&Run) -> u64| runs.iter().map(|run| count(run)).sum::<u64>() as f64;
-                let seconds = sum(|run| run.measured_ns) / 1e9;
-                let per_s = |count| format!("{:.0}", sum(count) / seconds);
-                let no_ops = 100.0 * sum(|r| r.slots[1]) / (sum(|r| r.slots[0]) + sum(|r| r.slots[1]));
-                let (records, reports, cuts) = (per_s(|r| r.slots[0]), per_s(|r| r.reports), per_s(|r| r.cuts));
-                let first = [shards.to_string(), mode.name().to_owned()];
-                table.rows.push([&first[..], &[records, reports, cuts, format!("{no_ops:.1}")]].concat());
+                let seconds = runs.iter().map(|run| run.measured_ns).sum::<u64>() as f64 / 1e9;
+                let count = |counter: &str| runs.iter().map(|run| run.count(counter)).sum::<u64>() as f64;
+                let no_ops = format!("{:.1}", no_ops_percent(runs.iter().copied()));
+                let first = vec![shards.to_string(), mode.name().to_owned(), no_ops];
+                let rest = counters.iter().map(|counter| format!("{:.0}", count(counter) / seconds));
+                table.rows.push(first.into_iter().chain(rest).collect());
             }
         }
     }
@@ -220,8 +219,7 @@ pub fn window(options: &Options) -> Result<Vec<Table>, String> {
     let (mut ours, mut published) = (Vec::new(), Vec::new());
     for ((cuts, belfast), runs) in paper::WINDOW.iter().zip(runs.chunks(seeds as usize)) {
         let series = Series::of(&runs.iter().collect::<Vec<_>>(), |s| s.e2e_ns(1_200_000));
-        let [records, no_ops] = [0, 1].map(|at| runs.iter().map(|run| run.slots[at]).sum::<u64>() as f64);
-        let no_ops = format!("{:.1}", 100.0 * no_ops / (records + no_ops));
+        let no_ops = format!("{:.1}", no_ops_percent(runs));
         let (mean, p99) = (series.mean_ms(), series.percentile_ms(99.0));
         table.rows.push(vec![cuts.to_string(), ms(*belfast), ms(mean), ms(p99), no_ops, verdict(mean, *belfast)]);
         ours.push(mean);

@@ -20,6 +20,17 @@ pub const NEVER: u64 = u64::MAX;
 const RETRY_NS: u64 = 50_000;
 /// How long after the load what is outstanding may take, in nanoseconds.
 const DRAIN_NS: u64 = 400_000_000;
+/// Counters that runs read, by the prefix of the agents that have them.
+pub const COUNTED: [(&str, &str); 8] = [
+    ("sequencer", "reports"),
+    ("sequencer", "cuts"),
+    ("sequencer", "quota_changes"),
+    ("shard-", "records"),
+    ("shard-", "no_ops"),
+    ("shard-", "fills_by_age"),
+    ("shard-", "fills_by_target"),
+    ("shard-", "fills_ahead"),
+];
 /// Names the change that a setup asks for; questions for the membership have other tokens.
 const CHANGE_TOKEN: u64 = 0;
 
@@ -67,14 +78,27 @@ pub struct Run {
     pub members: Vec<(u64, Membership)>,
     /// When the change that was asked for was told to be done, in nanoseconds.
     pub changed_ns: Option<u64>,
-    /// Reports to the sequencer during the measured time.
-    pub reports: u64,
-    /// Cuts during the measured time.
-    pub cuts: u64,
-    /// Records and no-ops appended during the measured time.
-    pub slots: [u64; 2],
+    /// What [`COUNTED`] names was counted during the measured time, over all agents.
+    pub counts: [u64; COUNTED.len()],
     /// The measured time, in nanoseconds.
     pub measured_ns: u64,
+}
+
+impl Run {
+    /// A counter of [`COUNTED`].
+    pub fn count(&self, counter: &str) -> u64 {
+        let at = COUNTED.iter().position(|(_, name)| *name == counter);
+        at.map_or(0, |at| self.counts[at])
+    }
+}
+
+/// Share of no-ops among the slots of runs, in percent.
+pub fn no_ops_percent<'a>(runs: impl IntoIterator<Item = &'a Run>) -> f64 {
+    let (mut records, mut no_ops) = (0, 0);
+    for run in runs {
+        (records, no_ops) = (records + run.count("records"), no_ops + run.count("no_ops"));
+    }
+    100.0 * no_ops as f64 / (records + no_ops).max(1) as f64
 }
 
 /// What a writer has with one shard.
@@ -256,7 +280,7 @@ pub fn run(setup: &Setup) -> Result<Run, String> {
         now_ns = driver.stage.go_on(turn).map_err(text)?;
     }
     let [before, after] = counted.map(Option::unwrap_or_default);
-    let [reports, cuts, records, no_ops] = std::array::from_fn(|at| after[at] - before[at]);
+    let counts = std::array::from_fn(|at| after[at] - before[at]);
     let Desk { samples, members, changed_ns, .. } = driver.desk;
     let measured = |s: &Sample| (setup.from_ns..setup.until_ns).contains(&s.intended_ns);
     let finished = |s: &Sample| s.confirmed_ns != NEVER && s.acknowledged_ns != NEVER;
@@ -267,17 +291,14 @@ pub fn run(setup: &Setup) -> Result<Run, String> {
         seen: driver.seen,
         members,
         changed_ns,
-        reports,
-        cuts,
-        slots: [records, no_ops],
+        counts,
         measured_ns: setup.until_ns - setup.from_ns,
     })
 }
 
 impl Driver<'_> {
-    fn counted(&self) -> [u64; 4] {
-        let count = |(agent, counter)| self.stage.counted(agent, counter);
-        [("sequencer", "reports"), ("sequencer", "cuts"), ("shard-", "records"), ("shard-", "no_ops")].map(count)
+    fn counted(&self) -> [u64; COUNTED.len()] {
+        COUNTED.map(|(agent, counter)| self.stage.counted(agent, counter))
     }
 
     fn turn(&mut self, now_ns: u64) -> Turn {
