@@ -77,9 +77,8 @@ pub struct PolicyKnobs {
 }
 
 impl PolicyKnobs {
-    /// The policy that a configuration file without the section `[policy]` gives, with every shard a member.
-    pub fn configured(tick_ns: u64) -> PolicyKnobs {
-        let policy = PolicyConfig::default();
+    /// The policy that a configuration gives, with every shard a member.
+    pub fn configured(policy: &PolicyConfig, tick_ns: u64) -> PolicyKnobs {
         PolicyKnobs {
             beat: policy.beat,
             adaptive_quotas: policy.adaptive_quotas,

@@ -1,5 +1,6 @@
 //! The latency model of a figure: how long links take, what a turn of a thread costs, and the cluster's constants.
 
+use antelog_core::config::PolicyConfig;
 use antelog_core::sim::network::Way;
 use serde::Deserialize;
 
@@ -26,7 +27,7 @@ impl From<Link> for Way {
 }
 
 /// See the module's text.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
     /// Its name in output: a built-in one's, or the file's.
@@ -50,6 +51,9 @@ pub struct Model {
     pub replication: Link,
     /// Between a replica and the sequencer.
     pub order: Link,
+    /// As in a cluster's configuration; production's defaults if it is absent.
+    #[serde(default)]
+    pub policy: PolicyConfig,
 }
 
 impl Model {

@@ -61,8 +61,6 @@ pub struct Setup {
     pub window_cuts: u32,
     /// Quotas that shards begin with.
     pub quotas: Vec<u32>,
-    /// Quotas follow arrivals.
-    pub adaptive_quotas: bool,
     /// Intended times and shards of all records, in order.
     pub sends: Vec<(u64, u16)>,
     /// What happens when, in order.
@@ -95,10 +93,9 @@ impl Setup {
             shards,
             standby_from: u16::MAX,
             ordering,
-            beat: Beat::Target,
+            beat: model.policy.beat,
             window_cuts: model.window_cuts,
             quotas: vec![quota; shards.into()],
-            adaptive_quotas: true,
             sends: Vec::new(),
             acts: Vec::new(),
             from_ns: BEGIN_NS + warm_ns,
@@ -135,7 +132,7 @@ impl Setup {
     /// The simulator's knobs.
     pub(super) fn knobs(&self) -> Knobs {
         let model = &self.model;
-        let mut policy = PolicyKnobs::configured(model.tick_ns());
+        let mut policy = PolicyKnobs::configured(&model.policy, model.tick_ns());
         (policy.beat, policy.standby_from, policy.adaptive_quotas) =
             (self.beat, self.standby_from, self.adaptive_quotas);
         let ways = [model.replication.into(), model.order.into(), model.client.into()];
