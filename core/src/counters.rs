@@ -32,6 +32,11 @@ impl Counters {
         }
     }
 
+    /// The agent's name: the prefix of all names.
+    pub fn agent(&self) -> &str {
+        &self.agent
+    }
+
     /// Adds a counter that starts at 0. Set-up only. Panics when the name is taken or [`COUNTERS_MAX`] is reached: the
     /// set of counters is code, not input.
     pub fn register(&self, name: &str) -> Counter {

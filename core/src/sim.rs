@@ -1,12 +1,13 @@
 //! The simulator: whole clusters and their clients on virtual time, drawn from a seed and judged by an oracle.
 //!
 //! Everything above [`Transport`](crate::transport::Transport) is the code that production runs: agents, channels, logs,
-//! sessions. Below it is a simulated [`network`], around it simulated threads (`run`), a control thread
+//! sessions. Below it is a simulated [`network`], around it simulated threads (`machine`), a control thread
 //! and a clock. One seeded generator decides everything, nothing depends on addresses or hash order, so a seed repeats a
 //! run to the byte.
 //!
 //! * [`knobs`] — what a seed draws; * [`network`] — links with delays, bounds and losses; * `control` — connections made,
 //!   lost and made again; * `cluster` — the agents of a run; * `workload`, `client` — who uses the log;
+//! * `machine` — all of that as threads on virtual time; `run` — a seed's run; [`stage`] — a cluster to measure instead;
 //! * [`oracle`] — what must hold; * [`probes`] — what a batch must have reached.
 //!
 //! **Not simulated:** disks, because this version has none; processes that end and come back, partitions, and clocks that
@@ -16,12 +17,14 @@ mod client;
 mod cluster;
 mod control;
 pub mod knobs;
+mod machine;
 pub mod network;
 pub mod oracle;
 pub mod probes;
 mod queue;
 pub mod rng;
 mod run;
+pub mod stage;
 pub mod trace;
 mod workload;
 

@@ -1,7 +1,7 @@
 //! The simulator: seeds repeat to the byte, default seeds pass, large clusters run, and its network keeps the contract.
 
 use antelog_core::contract::{Harness, checks};
-use antelog_core::sim::network::{NetKnobs, Network, Shared, SimLink, SimTransport, advance, connect};
+use antelog_core::sim::network::{NetKnobs, Network, Shared, SimLink, SimTransport, Way, advance, connect};
 use antelog_core::sim::{Knobs, Outcome, Overrides, Probes, simulate};
 use antelog_protocol::Ordering;
 
@@ -94,8 +94,7 @@ impl Harness for Simulated {
 fn keeps_the_contract(nic: bool, capacity: (u64, u64)) {
     let knobs = NetKnobs {
         nic,
-        way_ns: 5_000,
-        jitter_ns: 20_000,
+        ways: [Way { base_ns: 5_000, jitter_ns: 20_000 }; 3],
         long_ns: 300_000,
         long_one_in: 100,
         capacity,

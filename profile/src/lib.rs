@@ -9,6 +9,7 @@
 //! * [`run`] — writers and consumer in one loop, for a given time.
 //! * [`demo`] — modes beside each other: interleaved repetitions, gains, and the model's prediction next to them.
 //! * [`grid`] — demos over many computations and scenarios: where does speculation lose?
+//! * [`figures`] — the published curves on the simulator: real agents and sessions over modelled delays.
 //! * [`hog`] — another program that wants a core.
 //! * [`mod@bench`] — how many records a cluster moves, one record beside the bare network, and an idle cluster.
 //! * [`floor`] — what loopback sockets and memory alone cost on the same cores.
@@ -21,6 +22,7 @@ pub mod counted;
 pub mod demo;
 #[cfg(test)]
 mod fake;
+pub mod figures;
 pub mod floor;
 pub mod grid;
 pub mod hog;

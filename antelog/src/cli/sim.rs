@@ -1,17 +1,20 @@
-//! `sim`: seeds on the simulator, one in detail or many in parallel, and how to run a failing one again.
+//! `sim`: seeds on the simulator, one in detail or many in parallel, and how to run a failing one again; and figures.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering as Atomic};
 
 use antelog_core::sim::probes::{BATCH_SEEDS, REQUIRED};
-use antelog_core::sim::{Failure, Knobs, Outcome, Overrides, Probes, simulate};
+use antelog_core::sim::{self, Failure, Knobs, Overrides, Probes, simulate};
+use antelog_profile::figures::model::Model;
+use antelog_profile::figures::{Figure, Options};
 use antelog_protocol::Ordering;
 use antelog_protocol::limits::SHARDS_MAX;
 use clap::Args;
 
-use super::{Stop, output};
+use super::{Outcome, Stop, output};
 
 const AFTER_HELP: &str = "\
 Every failing seed is one line: what kind of failure, the seed, and the command that runs it again, with the version \
@@ -58,6 +61,24 @@ pub struct SimArgs {
     /// fixed, free-tick or free-event, instead of what the seed draws
     #[arg(long, value_name = "ORDERING", value_parser = ordering)]
     ordering: Option<Ordering>,
+    /// Instead of seeds: a curve of the literature from the real code on virtual time
+    #[arg(long, value_name = "FIGURE", value_parser = figure, conflicts_with_all = ["seed", "seed_from", "seeds"])]
+    #[arg(conflicts_with_all = ["trace", "shards", "rate", "minutes", "ms", "ordering"])]
+    figure: Option<Figure>,
+    /// With --figure: the latency model, paper, lan or a TOML file
+    #[arg(long, value_name = "FILE", requires = "figure", default_value = "paper")]
+    model: String,
+    /// With --figure: less load and fewer seeds
+    #[arg(long, requires = "figure")]
+    quick: bool,
+    /// With --figure: write the tables to this file
+    #[arg(long, value_name = "FILE", requires = "figure")]
+    json: Option<PathBuf>,
+}
+
+fn figure(text: &str) -> Result<Figure, String> {
+    let names = Figure::ALL.map(Figure::name).join(", ");
+    Figure::from_name(text).ok_or_else(|| format!("unknown figure {text:?}: use one of {names}"))
 }
 
 fn ordering(text: &str) -> Result<Ordering, String> {
@@ -65,6 +86,11 @@ fn ordering(text: &str) -> Result<Ordering, String> {
 }
 
 impl SimArgs {
+    fn jobs(&self) -> usize {
+        let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        self.jobs.map_or_else(cores, usize::from)
+    }
+
     fn overrides(&self) -> Overrides {
         let load_ns = self.minutes.map(|m| m * 60_000_000_000).or(self.ms.map(|ms| ms * 1_000_000));
         Overrides { shards: self.shards, rate_per_s: self.rate, load_ns, ordering: self.ordering }
@@ -104,7 +130,7 @@ struct Tally {
 }
 
 impl Tally {
-    fn add(&mut self, outcome: &Outcome) {
+    fn add(&mut self, outcome: &sim::Outcome) {
         self.probes.merge(&outcome.probes);
         self.virtual_ns += outcome.virtual_ns;
         match &outcome.failure {
@@ -131,7 +157,7 @@ impl Tally {
     }
 }
 
-fn run_seed(args: &SimArgs, seed: u64, traced: bool) -> Result<Outcome, Stop> {
+fn run_seed(args: &SimArgs, seed: u64, traced: bool) -> Result<sim::Outcome, Stop> {
     let knobs = Knobs::draw(seed, &args.overrides());
     simulate(knobs, traced).map_err(|e| Stop::Failed(format!("seed {seed}: no memory for its cluster: {e}")))
 }
@@ -142,6 +168,9 @@ fn failure_line(args: &SimArgs, seed: u64, failure: &Failure) -> String {
 
 /// Runs `sim`.
 pub fn run(args: &SimArgs) -> Result<ExitCode, Stop> {
+    if let Some(figure) = args.figure {
+        return run_figure(args, figure).map(|()| ExitCode::SUCCESS);
+    }
     let mut tally = Tally::default();
     if let Some(seed) = args.seed {
         output::print(&Knobs::draw(seed, &args.overrides()).to_string())?;
@@ -164,9 +193,20 @@ pub fn run(args: &SimArgs) -> Result<ExitCode, Stop> {
     Ok(ExitCode::from(tally.code()))
 }
 
+fn run_figure(args: &SimArgs, figure: Figure) -> Outcome {
+    let options = Options { model: Model::load(&args.model)?, quick: args.quick, jobs: args.jobs() };
+    let tables = figure.run(&options)?;
+    for table in &tables {
+        output::print(&table.to_string())?;
+    }
+    let Some(path) = &args.json else { return Ok(()) };
+    let all =
+        serde_json::json!({ "figure": figure.name(), "model": args.model, "quick": args.quick, "tables": tables });
+    output::write_file(path, &format!("{all:#}\n"))
+}
+
 fn batch(args: &SimArgs) -> Result<Tally, Stop> {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let jobs = args.jobs.map_or(cores, usize::from);
+    let jobs = args.jobs();
     let next = AtomicU64::new(0);
     let shared = Mutex::new((Tally::default(), None));
     let work = || {

@@ -164,6 +164,11 @@ fn tell_gate(answers: &mut Producer, parts: &[&[u8]]) {
 }
 
 impl<T: Transport> ShardAgent<T> {
+    /// From now on reports are held back this long, in nanoseconds: see [`ShardParts::report_delay_ns`].
+    pub fn set_report_delay(&mut self, delay_ns: u64) {
+        self.report_delay_ns = delay_ns;
+    }
+
     /// Builds the agent on the thread that will run it; the log's region is registered by the caller, as the mirrors'
     /// source.
     pub fn new(parts: ShardParts<T::Link>, transport: T) -> ShardAgent<T> {

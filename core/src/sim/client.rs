@@ -25,7 +25,7 @@ const QUESTIONS_MAX: usize = 64;
 
 /// What all clients share.
 pub(super) struct Common {
-    pub(super) knobs: Knobs,
+    pub(super) knobs: Rc<Knobs>,
     pub(super) network: Shared,
     pub(super) oracle: Rc<RefCell<Oracle>>,
     pub(super) calls: Rc<RefCell<Calls>>,

@@ -70,7 +70,7 @@ pub(super) struct Calls {
 }
 
 /// Dials for one session.
-pub(super) struct SimDialer {
+pub struct SimDialer {
     network: Shared,
     calls: Rc<RefCell<Calls>>,
     slot: usize,

@@ -4,8 +4,9 @@ use std::fmt;
 
 use antelog_protocol::{Beat, Ordering};
 
-use super::network::NetKnobs;
+use super::network::{NetKnobs, Way};
 use super::rng::Rng;
+use crate::config::PolicyConfig;
 use crate::log::Retention;
 
 /// Bytes that every queue from a shard to its gate takes beside order entries.
@@ -76,6 +77,22 @@ pub struct PolicyKnobs {
 }
 
 impl PolicyKnobs {
+    /// The policy that a configuration gives, with every shard a member.
+    pub fn configured(policy: &PolicyConfig, tick_ns: u64) -> PolicyKnobs {
+        PolicyKnobs {
+            beat: policy.beat,
+            adaptive_quotas: policy.adaptive_quotas,
+            fill_wait_ns: PolicyConfig::ns(policy.fill_wait_ticks, tick_ns),
+            pause_gaps: policy.pause_gaps,
+            target_pace_ns: PolicyConfig::ns(policy.target_pace_ticks, tick_ns),
+            prefix_pace_ns: PolicyConfig::ns(policy.prefix_pace_ticks, tick_ns),
+            late_ticks: policy.late_ticks,
+            ground_windows: policy.ground_windows,
+            standby_from: u16::MAX,
+            change_every_ns: None,
+        }
+    }
+
     /// Whether a shard stands by at the start.
     pub fn stands_by(&self, shard: u16) -> bool {
         shard >= self.standby_from
@@ -222,8 +239,7 @@ impl Knobs {
             policy: draw_policy(rng, shards, tick_ns),
             net: NetKnobs {
                 nic: rng.percent(40),
-                way_ns,
-                jitter_ns: rng.below(2 * way_ns),
+                ways: [Way { base_ns: way_ns, jitter_ns: rng.below(2 * way_ns) }; 3],
                 long_ns: rng.scale(100_000, 5_000_000),
                 long_one_in: rng.pick(&[0, 200, 1000, 5000]),
                 capacity: (low, low * rng.range(1, 16)),

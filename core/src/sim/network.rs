@@ -28,15 +28,22 @@ use crate::transport::{DownReason, PeerId};
 const TARGET_TAG: u8 = 2;
 const ORDER_TAG: u8 = 3;
 
+/// How long one direction of a link takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// The shortest time, in nanoseconds.
+    pub base_ns: u64,
+    /// Most that it takes longer ordinarily, in nanoseconds.
+    pub jitter_ns: u64,
+}
+
 /// What draws of the network are taken from.
 #[derive(Clone, Debug)]
 pub struct NetKnobs {
     /// Operations land when they arrive, without the receiver (RDMA), not when it polls (TCP).
     pub nic: bool,
-    /// Shortest way in one direction, in nanoseconds.
-    pub way_ns: u64,
-    /// Most that a way takes longer ordinarily, in nanoseconds.
-    pub jitter_ns: u64,
+    /// Ways of each kind of link: replication, order, client.
+    pub ways: [Way; 3],
     /// Most that one of [`long_one_in`](Self::long_one_in) ways takes longer, in nanoseconds.
     pub long_ns: u64,
     /// How rare long ways are; 0: there are none.
@@ -45,6 +52,13 @@ pub struct NetKnobs {
     pub capacity: (u64, u64),
     /// Targets overtake order entries that are under way, which no transport does and the protocol allows.
     pub targets_overtake: bool,
+}
+
+impl NetKnobs {
+    /// The longest of the shortest ways, in nanoseconds.
+    pub fn longest_way_ns(&self) -> u64 {
+        self.ways.iter().map(|way| way.base_ns).max().unwrap_or(0)
+    }
 }
 
 /// What a link carries, for faults and counts.
@@ -202,12 +216,13 @@ impl Network {
         (end(0), end(1))
     }
 
-    /// Time for one way of `bytes` bytes.
-    fn way_ns(&mut self, bytes: usize) -> u64 {
+    /// Time for one way of `bytes` bytes over a link.
+    fn way_ns(&mut self, link: u32, bytes: usize) -> u64 {
+        let way = self.knobs.ways[self.links[link as usize].kind as usize];
         let knobs = &self.knobs;
         let long = knobs.long_one_in > 0 && self.rng.below(knobs.long_one_in) == 0;
         let long_ns = if long { self.rng.below(knobs.long_ns) } else { 0 };
-        knobs.way_ns + self.rng.below(knobs.jitter_ns + 1) + long_ns + bytes as u64 / 4
+        way.base_ns + self.rng.below(way.jitter_ns + 1) + long_ns + bytes as u64 / 4
     }
 
     /// Links of a kind that work.

@@ -127,6 +127,8 @@ pub struct Oracle {
     violation: Option<Violation>,
     /// Positions may be forgotten: regions are recycled or cuts of free windows dropped.
     pub(super) may_trim: bool,
+    /// Positions are bound as long as the log runs.
+    pub(super) never_rests: bool,
     pub(super) reached: Reached,
     moved: Vec<u16>,
     scratch: Vec<u8>,
@@ -170,6 +172,7 @@ impl Oracle {
             landed: BTreeMap::new(),
             violation: None,
             may_trim,
+            never_rests: false,
             reached: Reached::default(),
             moved: Vec::new(),
             scratch: Vec::new(),

@@ -150,7 +150,7 @@ impl Network {
         let place = if overtakes { self.rng.range(arrived as u64, last as u64) as usize } else { last };
         self.seen.overtaken += u64::from(place < last);
         self.links[link as usize].pipes[usize::from(side)].wire.insert(place, operation);
-        let arrival_ns = self.issue_ns + self.way_ns(bytes);
+        let arrival_ns = self.issue_ns + self.way_ns(link, bytes);
         let pipe = &mut self.links[link as usize].pipes[usize::from(side)];
         let arrival_ns = arrival_ns.max(pipe.last_arrival_ns);
         pipe.last_arrival_ns = arrival_ns;
@@ -268,7 +268,7 @@ impl Network {
     }
 
     fn acknowledge(&mut self, link: u32, side: u8, base_ns: u64, token: Option<u64>) {
-        let way_ns = self.way_ns(0);
+        let way_ns = self.way_ns(link, 0);
         let pipe = &mut self.links[link as usize].pipes[usize::from(side)];
         let at_ns = (base_ns + way_ns).max(pipe.last_ack_ns);
         pipe.last_ack_ns = at_ns;
@@ -321,7 +321,7 @@ impl Network {
     fn break_rules(&mut self, link: u32, side: u8) -> bool {
         self.seen.rules_broken += 1;
         self.end(link);
-        let way_ns = self.way_ns(0);
+        let way_ns = self.way_ns(link, 0);
         self.plan(self.now_ns, What::Down { link, side: 1 - side, reason: DownReason::Protocol });
         self.plan(self.now_ns + way_ns, What::Down { link, side, reason: DownReason::Closed });
         false
@@ -348,7 +348,7 @@ impl Network {
         }
         self.end(link);
         for side in [0, 1] {
-            let way_ns = self.way_ns(0) + self.rng.below(2_000_000);
+            let way_ns = self.way_ns(link, 0) + self.rng.below(2_000_000);
             let reason = if self.rng.percent(50) { DownReason::Closed } else { DownReason::Io(104) };
             self.plan(self.now_ns + way_ns, What::Down { link, side, reason });
         }
@@ -360,7 +360,7 @@ impl Network {
             return;
         }
         self.end(link);
-        let way_ns = self.way_ns(0);
+        let way_ns = self.way_ns(link, 0);
         self.plan(self.issue_ns.max(self.now_ns) + way_ns, What::Down { link, side: 1 - side, reason });
     }
 

@@ -187,6 +187,8 @@ impl Oracle {
         let committed = self.order.committed();
         let behind = |s: &Subscribed| {
             let untold = match s.scope {
+                // The published beat binds for ever.
+                Scope::All if self.never_rests => self.acknowledged_to.is_some_and(|to| s.confirmed <= to),
                 Scope::All => s.confirmed < committed,
                 // Where positions were forgotten, what belongs to other shards is confirmed with the shard's next record.
                 Scope::Shard(shard) => {

@@ -9,14 +9,14 @@ impl Run {
     /// Collects what the run has reached, and the checks that are made once.
     pub(super) fn count(&mut self) {
         let knobs = &self.common.knobs;
-        let network = self.network.borrow();
+        let network = self.machine.network.borrow();
         let oracle = self.oracle.borrow();
-        let probes = &mut self.probes;
+        let probes = &mut self.machine.probes;
         if let (Some(link), None) = (network.seen.overrun, &self.failure) {
             let what = format!("more messages than receives are posted for are under way on link {link}");
             self.failure = Some(Failure::Wrong(Violation::new("L4", what)));
         }
-        for (name, value) in self.cluster.counters.iter().flat_map(|c| c.snapshot()) {
+        for (name, value) in self.machine.cluster.counters.iter().flat_map(|c| c.snapshot()) {
             let name = match name.rsplit_once('.').map_or("", |(_, counter)| counter) {
                 "fills_by_age" => "fill by age",
                 "fills_by_target" => "fill by target",

@@ -1,0 +1,339 @@
+//! What runs: threads with their costs and pauses, the agents on them, the connections between them, and virtual time.
+//!
+//! A thread runs its agents as production's does: until they find no work, then until something is due or somebody wakes
+//! it. What it was doing when it is paused stays where it is; what others do meanwhile waits for it. What clients do is not
+//! decided here: a client has a thread, and whoever drives the machine takes its turns.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::cluster::{self, Cluster};
+use super::control::{Answered, Calls};
+use super::knobs::Knobs;
+use super::network::{LinkKind, Network, Shared, SimLink};
+use super::probes::Probes;
+use super::queue::What;
+use super::rng::Rng;
+use super::trace::Kind;
+use crate::node::Waker;
+use crate::node::mailbox::{Admission, Notice};
+
+pub(super) struct Thread {
+    pub(super) agents: Vec<usize>,
+    pub(super) client: Option<usize>,
+    /// Asleep: only an event or `next_ns` starts it.
+    asleep: bool,
+    pub(super) turn: u64,
+    next_ns: u64,
+    pub(super) busy_ns: u64,
+    cycle_ns: u64,
+    pause_at_ns: u64,
+}
+
+/// What was done in a turn.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    /// How much; 0 for nothing.
+    pub work: usize,
+    /// When there is something to do again, even if nothing arrives, in nanoseconds.
+    pub deadline_ns: u64,
+    /// Something waits already: what `prepare_wait` says.
+    pub ready: bool,
+}
+
+/// See the module's text.
+pub(super) struct Machine {
+    knobs: Rc<Knobs>,
+    pub(super) network: Shared,
+    pub(super) cluster: Cluster,
+    pub(super) calls: Rc<RefCell<Calls>>,
+    pub(super) threads: Vec<Thread>,
+    wakes: Arc<Mutex<Vec<usize>>>,
+    heard: Receiver<Notice>,
+    pub(super) rng: Rng,
+    pub(super) probes: Probes,
+    /// Faults may still happen.
+    pub(super) faulty: bool,
+    pub(super) woken: VecDeque<usize>,
+}
+
+impl Machine {
+    /// Builds everything; nothing has run.
+    ///
+    /// # Errors
+    /// When the system has no memory for it.
+    pub(super) fn new(knobs: &Rc<Knobs>, written: bool) -> std::io::Result<Machine> {
+        let network = Network::new(knobs.seed, knobs.net.clone(), written);
+        let (notices, heard) = channel();
+        let wakes: Arc<Mutex<Vec<usize>>> = Arc::default();
+        let wake = |thread| {
+            let wakes = wakes.clone();
+            Waker::calling(move || wakes.lock().unwrap_or_else(PoisonError::into_inner).push(thread))
+        };
+        let cluster = cluster::build(knobs, &network, &notices, &wake)?;
+        let calls = Calls {
+            calls: Vec::new(),
+            slots: Vec::new(),
+            map: cluster.map.clone(),
+            gate_ring_bytes: knobs.ring_bytes,
+            call_ns: 4 * knobs.net.longest_way_ns(),
+        };
+        let mut machine = Machine {
+            network,
+            cluster,
+            calls: Rc::new(RefCell::new(calls)),
+            threads: Vec::new(),
+            wakes,
+            heard,
+            rng: Rng::new(knobs.seed, 4),
+            probes: Probes::default(),
+            faulty: true,
+            woken: VecDeque::new(),
+            knobs: knobs.clone(),
+        };
+        for agents in machine.cluster.threads.clone() {
+            machine.add_thread(agents, None);
+        }
+        Ok(machine)
+    }
+
+    /// Has connections made, and faults begin.
+    pub(super) fn start(&mut self) {
+        let knobs = self.knobs.clone();
+        let mut network = self.network.borrow_mut();
+        for line in 0..self.cluster.lines.len() {
+            network.plan(self.rng.below(4 * knobs.net.longest_way_ns()), What::Dial { line });
+        }
+        for (kind, every_ns) in knobs.faults.lost_every_ns.iter().enumerate() {
+            if let Some(every_ns) = every_ns {
+                network.plan(self.rng.gap(*every_ns), What::Fault { kind });
+            }
+        }
+    }
+
+    /// Adds a thread, for agents or for a client, and returns its number.
+    /// When the last thread that is paused or working is done.
+    pub(super) fn awake_ns(&self, now_ns: u64) -> u64 {
+        self.threads.iter().map(|t| t.busy_ns).fold(now_ns, u64::max)
+    }
+
+    pub(super) fn add_thread(&mut self, agents: Vec<usize>, client: Option<usize>) -> usize {
+        let knobs = &self.knobs;
+        let number = self.threads.len();
+        let next_ns = self.rng.below(knobs.net.longest_way_ns());
+        let cycle_ns = self.rng.range(knobs.cycle_ns / 2 + 1, knobs.cycle_ns * 2);
+        let pause_at_ns = knobs.faults.pause_every_ns.map_or(u64::MAX, |every| self.rng.gap(every));
+        let cycle_ns = cycle_ns * agents.len().max(1) as u64;
+        let (asleep, turn, busy_ns) = (false, 0, 0);
+        self.threads.push(Thread { agents, client, asleep, turn, next_ns, busy_ns, cycle_ns, pause_at_ns });
+        self.network.borrow_mut().plan(next_ns, What::Step { thread: number, turn: 0 });
+        number
+    }
+
+    /// Goes on to the next thing that happens and returns it unless it was the network's; `None`: there is none.
+    pub(super) fn next(&mut self) -> Option<(u64, Option<What>)> {
+        let mut network = self.network.borrow_mut();
+        let (at_ns, what) = network.queue.next()?;
+        (network.now_ns, network.issue_ns) = (at_ns, at_ns);
+        let network_did = network.act(what);
+        Some((at_ns, (!network_did).then_some(what)))
+    }
+
+    /// Does what concerns connections.
+    pub(super) fn act(&mut self, now_ns: u64, what: What) {
+        match what {
+            What::Dial { line } => self.dial(now_ns, line),
+            What::AdmitNode { line, link, side } => {
+                let line = &mut self.cluster.lines[line];
+                let Some(at) = line.ends.iter().position(|e| e.id() == link && (e.side() == side)) else { return };
+                let end = line.ends.swap_remove(at);
+                let (agent, peer) = if side == 0 { (line.caller, line.to_peer) } else { (line.callee, line.from_peer) };
+                self.cluster.mails[agent].send(Admission::Node { peer, link: end });
+            }
+            What::DialGate { call } => self.dial_gate(now_ns, call),
+            What::AdmitClient { call } => {
+                let mut calls = self.calls.borrow_mut();
+                let call = &mut calls.calls[call];
+                let (Some(link), Some(gate)) = (call.end.take(), self.gate_at(&call.address)) else { return };
+                let (session, ring_bytes) = (call.client, call.ring_bytes);
+                self.cluster.mails[gate].send(Admission::Client { session, link, ring_bytes });
+            }
+            What::Fault { kind } => self.lose_a_link(now_ns, kind),
+            _ => {}
+        }
+    }
+
+    /// Begins a thread's turn; returns until when it takes.
+    pub(super) fn begin(&mut self, now_ns: u64, thread: usize) -> u64 {
+        let knobs = &self.knobs;
+        let Thread { cycle_ns, pause_at_ns, .. } = self.threads[thread];
+        let cost_ns = cycle_ns + self.rng.below(cycle_ns + 1);
+        let mut pause_ns = 0;
+        if now_ns >= pause_at_ns && self.faulty {
+            pause_ns = self.rng.scale(100_000, knobs.faults.pause_ns);
+            let every_ns = knobs.faults.pause_every_ns.unwrap_or(u64::MAX / 4);
+            self.threads[thread].pause_at_ns = now_ns + pause_ns + self.rng.gap(every_ns);
+            self.probes.add("pause longer than a tick", u64::from(pause_ns > knobs.tick_ns));
+            self.network.borrow_mut().note(Kind::Pause, thread as u64, pause_ns, 0);
+        }
+        // Half of the pauses fall between what was seen and what is done about it.
+        let inside = self.rng.percent(50);
+        let busy_ns = now_ns + cost_ns + pause_ns;
+        self.network.borrow_mut().issue_ns = if inside { busy_ns } else { now_ns + cost_ns };
+        busy_ns
+    }
+
+    /// The duty cycles of a thread's agents; returns the work done.
+    pub(super) fn run_agents(&mut self, now_ns: u64, thread: usize) -> usize {
+        let Machine { threads, cluster, .. } = self;
+        threads[thread].agents.iter().map(|agent| cluster.runners[*agent].agent().duty_cycle(now_ns)).sum()
+    }
+
+    /// Ends the turn of a thread with agents.
+    pub(super) fn end_agents(&mut self, thread: usize, busy_ns: u64, work: usize) {
+        let Machine { threads, cluster, .. } = self;
+        let agents = &threads[thread].agents;
+        let deadlines = agents.iter().filter_map(|agent| cluster.runners[*agent].agent().deadline_ns());
+        let deadline_ns = deadlines.min().filter(|at| *at < u64::MAX / 2).unwrap_or(u64::MAX);
+        let busy = work > 0 || deadline_ns <= busy_ns;
+        let ready = !busy && agents.iter().any(|agent| cluster.runners[*agent].agent().prepare_wait());
+        self.end(thread, busy_ns, Turn { work, deadline_ns, ready });
+    }
+
+    /// Ends a thread's turn: it goes on at once when it did any work or more waits, else at its deadline or when it is woken.
+    pub(super) fn end(&mut self, thread: usize, busy_ns: u64, turn: Turn) {
+        let again = turn.work > 0 || turn.deadline_ns <= busy_ns || turn.ready;
+        let state = &mut self.threads[thread];
+        state.busy_ns = busy_ns;
+        state.asleep = !again;
+        state.next_ns = if again { busy_ns } else { turn.deadline_ns };
+        state.turn += 1;
+        if state.next_ns != u64::MAX {
+            let turn = state.turn;
+            self.network.borrow_mut().plan(state.next_ns, What::Step { thread, turn });
+        }
+    }
+
+    /// A thread does nothing until then: it is as if it had been at work.
+    pub(super) fn stall(&mut self, thread: usize, until_ns: u64) {
+        let state = &mut self.threads[thread];
+        (state.busy_ns, state.next_ns, state.asleep) = (until_ns, until_ns, false);
+        state.turn += 1;
+        let turn = state.turn;
+        self.network.borrow_mut().plan(until_ns, What::Step { thread, turn });
+    }
+
+    /// What follows every event: wake-ups, connections dropped and made again. Returns what agents have to tell.
+    pub(super) fn after(&mut self, now_ns: u64) -> Vec<Notice> {
+        {
+            let mut network = self.network.borrow_mut();
+            network.bury();
+            self.woken.extend(network.woken.drain(..));
+        }
+        let mut wakes = self.wakes.lock().unwrap_or_else(PoisonError::into_inner);
+        self.probes.add("wake-up between threads", wakes.len() as u64);
+        self.woken.extend(wakes.drain(..));
+        drop(wakes);
+        while let Some(thread) = self.woken.pop_front() {
+            self.wake(now_ns, thread);
+        }
+        let notices: Vec<Notice> = self.heard.try_iter().collect();
+        for notice in &notices {
+            if let Notice::PeerDown { agent, peer, .. } = notice {
+                let lines = &mut self.cluster.lines;
+                let Some(line) = lines.iter().position(|l| l.caller_name == *agent && l.to_peer == *peer) else {
+                    continue;
+                };
+                let pause_ns = lines[line].pause_ns;
+                lines[line].pause_ns = (pause_ns * 2).min(self.knobs.backoff_ns * 8);
+                self.network.borrow_mut().plan(now_ns + pause_ns, What::Dial { line });
+            }
+        }
+        notices
+    }
+
+    /// Something arrived for a thread: if it is asleep it wakes up.
+    fn wake(&mut self, now_ns: u64, thread: usize) {
+        let wake_ns = self.knobs.wake_ns;
+        let Thread { asleep, next_ns, busy_ns, .. } = self.threads[thread];
+        if !asleep {
+            return;
+        }
+        let at_ns = (now_ns + self.rng.below(wake_ns + 1)).max(busy_ns);
+        if at_ns < next_ns {
+            let state = &mut self.threads[thread];
+            state.next_ns = at_ns;
+            state.turn += 1;
+            // It runs at that time whatever else wakes it.
+            state.asleep = false;
+            let turn = state.turn;
+            self.network.borrow_mut().plan(at_ns, What::Step { thread, turn });
+        }
+    }
+
+    fn dial_fails(&mut self) -> bool {
+        let percent = self.knobs.faults.dial_fails_percent;
+        let fails = self.faulty && self.rng.percent(percent);
+        self.probes.add("connection attempt failed", u64::from(fails));
+        fails
+    }
+
+    fn dial(&mut self, now_ns: u64, number: usize) {
+        let way_ns = self.knobs.net.longest_way_ns();
+        if self.dial_fails() {
+            let pause_ns = self.cluster.lines[number].pause_ns;
+            self.network.borrow_mut().plan(now_ns + pause_ns, What::Dial { line: number });
+            return;
+        }
+        let line = &mut self.cluster.lines[number];
+        let mut network = self.network.borrow_mut();
+        let (caller_end, callee_end) = network.connect(line.kind);
+        let link = caller_end.id();
+        line.ends.extend([caller_end, callee_end]);
+        let callee_ns = now_ns + self.rng.range(way_ns, 3 * way_ns);
+        let caller_ns = callee_ns + self.rng.below(2 * way_ns);
+        network.plan(callee_ns, What::AdmitNode { line: number, link, side: 1 });
+        network.plan(caller_ns, What::AdmitNode { line: number, link, side: 0 });
+    }
+
+    fn gate_at(&self, address: &str) -> Option<usize> {
+        let number: usize = address.strip_prefix("gate-")?.parse().ok()?;
+        self.cluster.gates.get(number).copied()
+    }
+
+    fn dial_gate(&mut self, now_ns: u64, number: usize) {
+        let fails = self.dial_fails();
+        let mut calls = self.calls.borrow_mut();
+        let (slot, address) = (calls.calls[number].slot, calls.calls[number].address.clone());
+        let result: Result<SimLink, String> = match self.gate_at(&address) {
+            Some(_) if !fails => {
+                let mut network = self.network.borrow_mut();
+                let (client_end, gate_end) = network.connect(LinkKind::Client);
+                calls.calls[number].end = Some(gate_end);
+                let at_ns = now_ns + self.rng.below(2 * self.knobs.net.longest_way_ns());
+                network.plan(at_ns, What::AdmitClient { call: number });
+                Ok(client_end)
+            }
+            _ => Err(format!("nobody answers at {address}")),
+        };
+        calls.slots[slot].answers.push_back(Answered { address, result });
+        self.woken.push_back(calls.slots[slot].thread);
+    }
+
+    fn lose_a_link(&mut self, now_ns: u64, kind: usize) {
+        if !self.faulty {
+            return;
+        }
+        let every_ns = self.knobs.faults.lost_every_ns[kind].unwrap_or(u64::MAX / 4);
+        let mut network = self.network.borrow_mut();
+        let links = network.living(kind);
+        if !links.is_empty() {
+            let link = self.rng.pick(&links);
+            network.plan(now_ns, What::Lose { link });
+        }
+        network.plan(now_ns + self.rng.gap(every_ns) + 1, What::Fault { kind });
+    }
+}
