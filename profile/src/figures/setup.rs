@@ -133,8 +133,7 @@ impl Setup {
     pub(super) fn knobs(&self) -> Knobs {
         let model = &self.model;
         let mut policy = PolicyKnobs::configured(&model.policy, model.tick_ns());
-        (policy.beat, policy.standby_from, policy.adaptive_quotas) =
-            (self.beat, self.standby_from, self.adaptive_quotas);
+        (policy.beat, policy.standby_from) = (self.beat, self.standby_from);
         let ways = [model.replication.into(), model.order.into(), model.client.into()];
         Knobs {
             seed: self.seed,
