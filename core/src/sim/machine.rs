@@ -203,7 +203,7 @@ impl Machine {
         self.end(thread, busy_ns, Turn { work, deadline_ns, ready });
     }
 
-    /// Ends a thread's turn: it goes on at once when it did any work or more waits, else at its deadline or when it is woken.
+    /// Ends a thread's turn: it goes on at once when it did any work or more waits, else at its deadline or when woken.
     pub(super) fn end(&mut self, thread: usize, busy_ns: u64, turn: Turn) {
         let again = turn.work > 0 || turn.deadline_ns <= busy_ns || turn.ready;
         let state = &mut self.threads[thread];

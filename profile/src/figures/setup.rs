@@ -133,8 +133,7 @@ impl Setup {
     pub(super) fn knobs(&self) -> Knobs {
         let model = &self.model;
         let mut policy = PolicyKnobs::configured(&model.policy, model.tick_ns());
-        (policy.beat, policy.standby_from, policy.adaptive_quotas) =
-            (self.beat, self.standby_from, self.model.policy.adaptive_quotas);
+        (policy.beat, policy.standby_from) = (self.beat, self.standby_from);
         let ways = [model.replication.into(), model.order.into(), model.client.into()];
         Knobs {
             seed: self.seed,
@@ -162,7 +161,14 @@ impl Setup {
             wake_ns: model.wake_ns,
             backoff_ns: 10_000_000,
             policy,
-            net: NetKnobs { nic: false, ways, long_ns: 0, long_one_in: 0, capacity: (1 << 14, 1 << 14) },
+            net: NetKnobs {
+                nic: false,
+                ways,
+                long_ns: 0,
+                long_one_in: 0,
+                capacity: (1 << 14, 1 << 14),
+                targets_overtake: false,
+            },
             load: LoadKnobs {
                 clients: 1,
                 rate_per_s: 0,
