@@ -122,8 +122,8 @@ fn work(address: String, confirmed: &AtomicU64) {
     }
 }
 
-/// With quotas that stay nothing is allocated. A window whose quotas changed is one more span for each of the six followers of
-/// the order log, of at most four allocations, and nothing else.
+/// With quotas that stay nothing is allocated. A window whose quotas changed is one more span for each of the six
+/// followers of the order log, of at most four allocations, and nothing else.
 #[test]
 fn a_steady_cluster_allocates_nothing_and_a_change_of_quotas_a_span() {
     let (allocations, _) = run(&["policy.adaptive_quotas=false", "policy.ground_windows=0"]);
