@@ -78,8 +78,7 @@ impl Model {
 
     fn parse(name: &str, text: &str) -> Result<Model, String> {
         let wrong = |why: &str| format!("model {name}: {why}");
-        let mut model: Model =
-            toml::from_str(text).map_err(|e| wrong(&e.to_string().replace('\n', " ").trim().to_owned()))?;
+        let mut model: Model = toml::from_str(text).map_err(|e| wrong(e.to_string().replace('\n', " ").trim()))?;
         let times = [model.client, model.replication, model.order].map(|l| l.base_ns.max(l.jitter_ns));
         let longest = times.into_iter().chain([model.compute_ns, model.cycle_ns, model.wake_ns]).max().unwrap_or(0);
         if longest > TIME_NS_MAX {
