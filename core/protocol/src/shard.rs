@@ -139,6 +139,8 @@ pub struct Shard {
     cut_end: Option<Lsn>,
     /// The interval between records that the quota of that cut stands for.
     gap_ns: u64,
+    /// The last cut whose slots were all taken by records: its end, and when.
+    completed: Option<(Lsn, u64)>,
     /// When the first real record of the cut being filled was appended.
     partial_since_ns: Option<u64>,
     appended_at_ns: u64,
@@ -179,6 +181,7 @@ impl Shard {
             closed: config.standby,
             cut_end: None,
             gap_ns: config.tick_ns,
+            completed: None,
             partial_since_ns: None,
             appended_at_ns: 0,
             target: Target::default(),
@@ -294,7 +297,7 @@ impl Shard {
         if self.partial_since_ns.is_none() && in_fixed && self.cut_end != Some(self.appended) {
             self.partial_since_ns = Some(now_ns);
         }
-        self.close_full_cut();
+        self.close_full_cut(now_ns);
         if planted(Mutant::FillOverARecord) && self.fill_at_ns.is_some() {
             out.no_ops(lsn, 1);
         } else {
@@ -322,9 +325,10 @@ impl Shard {
     }
 
     /// A cut whose slots are all taken needs no fill any more.
-    fn close_full_cut(&mut self) {
+    fn close_full_cut(&mut self, now_ns: u64) {
         if self.cut_end == Some(self.appended) {
             self.partial_since_ns = None;
+            self.completed = Some((self.appended, now_ns));
         }
     }
 

@@ -37,7 +37,7 @@ impl Default for PolicyConfig {
             beat: Beat::Target,
             adaptive_quotas: true,
             fill_wait_ticks: 0.1,
-            pause_gaps: 3,
+            pause_gaps: 8,
             target_pace_ticks: 0.02,
             prefix_pace_ticks: 0.125,
             late_ticks: 4,

@@ -19,7 +19,7 @@ pub const COMPUTE: [(f64, f64, f64); 9] = [
 pub const DELIVERY: [(u16, f64, f64); 2] = [(2, 3.71, 1.17), (4, 3.96, 1.12)];
 
 /// Shards, Scalog's and Belfast's append latency.
-#[allow(clippy::approx_constant)] // a measured 3.14 ms
+#[expect(clippy::approx_constant, reason = "3.14 ms were measured")]
 pub const APPEND: [(u16, f64, f64); 3] = [(2, 3.07, 2.86), (4, 3.14, 3.28), (10, 3.07, 3.25)];
 
 /// Shards, Scalog's and Belfast's end-to-end latency at a computation of 1.2 ms.

@@ -69,7 +69,8 @@ impl Sequencer {
             return self.config.ordering.window_mode();
         }
         let fixed = self.ledger.mode() == Some(WindowMode::Fixed);
-        let enough = waits >= u64::from(self.config.window_cuts / 4).max(1);
+        // One late report binds several cuts: the longer they wait, the fewer waits there are.
+        let enough = waits >= u64::from(self.config.window_cuts / 16).max(1);
         if self.free_left == 0 && fixed && enough && waited_ns > self.config.tick_ns {
             self.free_left = self.config.ground_windows;
             self.stats.fallbacks += u64::from(self.free_left > 0);

@@ -8,7 +8,9 @@ use crate::mutant::{Mutant, planted};
 use crate::types::{Beat, CutPoint, Lsn};
 use crate::wire::node::Target;
 
-/// Targets expected after one that found slots missing.
+/// Reports later than the others' by less than a tick divided by this are not late.
+const LATE_DIVISOR: u64 = 8;
+/// Targets expected after one for which the shard was late.
 const EXPECT_TARGETS: u32 = 16;
 
 impl Shard {
@@ -26,11 +28,16 @@ impl Shard {
         }
     }
 
-    /// Where answers to targets take a good part of a tick, a shard that often lacks slots does not wait to be asked:
-    /// targets come about a tick apart, so it fills up to the next one soon enough for its report to arrive with the
-    /// others'.
+    /// Where answers to targets take a good part of a tick, a shard that is often late does not wait to be asked: targets
+    /// come about a tick apart, so it fills up to the next one soon enough for its report to arrive with the others'. Late
+    /// is who lacks slots when a target arrives, or has got them after it would have had to report.
     fn expect_next(&mut self, now_ns: u64) {
-        self.expecting = if self.target_end().is_some() { EXPECT_TARGETS } else { self.expecting.saturating_sub(1) };
+        let allowed_ns = u64::from(self.target.lead_ns).saturating_sub(self.config.tick_ns / LATE_DIVISOR);
+        let late_cut = |(end, at_ns): (Lsn, u64)| {
+            Some(end) == self.ledger.lsn_at(self.config.shard, self.target.point) && at_ns + allowed_ns > now_ns
+        };
+        let late = self.target_end().is_some() || self.completed.is_some_and(late_cut);
+        self.expecting = if late { EXPECT_TARGETS } else { self.expecting.saturating_sub(1) };
         let (tick_ns, lead_ns) = (self.config.tick_ns, u64::from(self.target.lead_ns));
         if lead_ns == 0 || self.expecting == 0 || self.config.beat != Beat::Target {
             self.expected = None;

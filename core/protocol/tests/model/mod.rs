@@ -44,7 +44,7 @@ impl Default for Model {
             beat: Beat::Target,
             ground_windows: 5,
             fill_wait_ns: TICK / 10,
-            pause_gaps: 3,
+            pause_gaps: 8,
             target_pace_ns: TICK / 50,
             prefix_pace_ns: TICK / 8,
             replicate_ns: 20 * US,
