@@ -352,9 +352,8 @@ impl Sequencer {
     /// change with it. A free window must be the one that is being cut; it ends whole, or where a change finds it.
     fn grant_due(&mut self, now_ns: u64) -> bool {
         let Some(mode) = self.ledger.mode() else { return true };
-        if self.return_due(now_ns) {
-            (self.change, self.rush) = (true, true);
-        }
+        // Its edge is not brought near: on an idle log that would make shards late, and ground them, for nothing.
+        self.change |= self.return_due(now_ns);
         let last = self.ledger.next_window() - 1;
         let bound = self.ledger.bound();
         match mode {
