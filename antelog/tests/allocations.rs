@@ -126,8 +126,10 @@ fn work(address: String, confirmed: &AtomicU64) {
 /// followers of the order log, of at most four allocations, and nothing else.
 #[test]
 fn a_steady_cluster_allocates_nothing_and_a_change_of_quotas_a_span() {
-    let (allocations, _) = run(&["policy.adaptive_quotas=false", "policy.ground_windows=0"]);
+    let (allocations, grants) = run(&["policy.adaptive_quotas=false", "policy.ground_windows=0"]);
+    assert!(grants > 5, "windows were opened while it counted");
     assert_eq!(allocations, 0, "the nodes' thread allocated");
+    // The faster the cluster, the larger its quotas and the fewer its windows.
     let (allocations, grants) = run(&[]);
     assert!(allocations <= 6 * 4 * grants, "{allocations} allocations at {grants} grants");
 }
@@ -164,7 +166,6 @@ fn run(policy: &[&str]) -> (u64, u64) {
     worker.join().unwrap();
     assert!(counted_from > 0 && counted_from < RECORDS / 2, "nothing was counted");
     assert_eq!(cluster.counter("shard", "records"), RECORDS);
-    assert!(cluster.counter("sequencer", "grants") > 5, "windows were opened while it counted");
     let result = (ALLOCATIONS.load(Ordering::Relaxed), cluster.counter("sequencer", "grants"));
     drop(agents);
     result
