@@ -153,10 +153,10 @@ pub trait Transport {
     /// messages of that peer stay readable until released.
     fn fence(&mut self, peer: PeerId);
 
-    /// A descriptor that polls readable when `poll` has something to report, for threads that park. `None`: the
+    /// Appends descriptors that poll readable when `poll` has something to report, for threads that park. None: the
     /// transport must be polled.
-    fn wait_fd(&self) -> Option<RawFd>;
+    fn wait_fds(&self, fds: &mut Vec<RawFd>);
 
-    /// Called right before a thread blocks on [`wait_fd`](Self::wait_fd): returns true if events wait already.
+    /// Called right before a thread blocks on [`wait_fds`](Self::wait_fds): returns true if events wait already.
     fn prepare_wait(&mut self) -> bool;
 }

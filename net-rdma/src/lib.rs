@@ -4,4 +4,13 @@
 //! `emulated` one in memory for tests. `transport` moves the data of pairs that agreed on RDMA to queue pairs and leaves
 //! all others on their carrier, which is TCP.
 
+pub mod counters;
+pub mod health;
+mod inbox;
+mod output;
+mod pair;
 pub mod provider;
+mod setup;
+mod transport;
+
+pub use transport::{Link, Options, RdmaTransport};

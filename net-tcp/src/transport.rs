@@ -409,8 +409,8 @@ impl Transport for TcpTransport {
         }
     }
 
-    fn wait_fd(&self) -> Option<RawFd> {
-        Some(self.ring.fd())
+    fn wait_fds(&self, fds: &mut Vec<RawFd>) {
+        fds.push(self.ring.fd());
     }
 
     fn prepare_wait(&mut self) -> bool {

@@ -19,8 +19,9 @@ const PEER: PeerId = PeerId(0);
 
 /// Blocks in poll(2) until the descriptor is readable; false after 20 s.
 fn block(transport: &TcpTransport) -> bool {
-    let fd = transport.wait_fd().unwrap();
-    sys::ppoll(&mut [sys::readable(fd)], Some(20_000_000_000)).unwrap() == 1
+    let mut fds = Vec::new();
+    transport.wait_fds(&mut fds);
+    sys::ppoll(&mut [sys::readable(fds[0])], Some(20_000_000_000)).unwrap() == 1
 }
 
 /// Polls, blocking in between, until something is reported.

@@ -196,9 +196,7 @@ impl Transport for Memory {
         }
     }
 
-    fn wait_fd(&self) -> Option<RawFd> {
-        None
-    }
+    fn wait_fds(&self, _: &mut Vec<RawFd>) {}
 
     fn prepare_wait(&mut self) -> bool {
         !self.network.0.borrow().events[self.id].is_empty()

@@ -253,7 +253,7 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
 
     /// Appends the descriptors that become readable when something arrives.
     pub fn wait_fds(&self, fds: &mut Vec<RawFd>) {
-        fds.extend(self.transport.wait_fd());
+        self.transport.wait_fds(fds);
     }
 
     /// Called right before the thread may block: true when work waits already.

@@ -197,7 +197,9 @@ pub fn bounded_polls<H: Harness>(harness: &mut H) {
 pub fn prepare_wait<H: Harness>(harness: &mut H) {
     let mut rig = Rig::new(harness);
     rig.settle();
-    if rig.b.transport.wait_fd().is_none() {
+    let mut fds = Vec::new();
+    rig.b.transport.wait_fds(&mut fds);
+    if fds.is_empty() {
         return;
     }
     for step in 0..50u32 {

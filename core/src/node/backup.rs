@@ -217,7 +217,7 @@ impl<T: Transport> Agent for BackupAgent<T> {
     }
 
     fn wait_fds(&self, fds: &mut Vec<RawFd>) {
-        fds.extend(self.transport.wait_fd());
+        self.transport.wait_fds(fds);
     }
 
     fn prepare_wait(&mut self) -> bool {

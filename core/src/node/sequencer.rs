@@ -400,7 +400,7 @@ impl<T: Transport> Agent for SequencerAgent<T> {
     }
 
     fn wait_fds(&self, fds: &mut Vec<RawFd>) {
-        fds.extend(self.transport.wait_fd());
+        self.transport.wait_fds(fds);
     }
 
     fn prepare_wait(&mut self) -> bool {

@@ -125,9 +125,7 @@ impl Transport for Fake {
 
     fn fence(&mut self, _: PeerId) {}
 
-    fn wait_fd(&self) -> Option<std::os::fd::RawFd> {
-        None
-    }
+    fn wait_fds(&self, _: &mut Vec<std::os::fd::RawFd>) {}
 
     fn prepare_wait(&mut self) -> bool {
         false

@@ -177,9 +177,7 @@ impl Transport for SimTransport {
         self.network.borrow_mut().cut(self.endpoint, peer);
     }
 
-    fn wait_fd(&self) -> Option<RawFd> {
-        None
-    }
+    fn wait_fds(&self, _: &mut Vec<RawFd>) {}
 
     fn prepare_wait(&mut self) -> bool {
         let network = self.network.borrow();

@@ -111,9 +111,7 @@ impl Transport for Net {
         world.events.retain(|event| !matches!(event, Event::Notified { peer: of, .. } if *of == peer));
     }
 
-    fn wait_fd(&self) -> Option<RawFd> {
-        None
-    }
+    fn wait_fds(&self, _: &mut Vec<RawFd>) {}
 
     fn prepare_wait(&mut self) -> bool {
         !self.world().events.is_empty()
@@ -195,9 +193,7 @@ impl Transport for ToClient<'_> {
 
     fn fence(&mut self, _: PeerId) {}
 
-    fn wait_fd(&self) -> Option<RawFd> {
-        None
-    }
+    fn wait_fds(&self, _: &mut Vec<RawFd>) {}
 
     fn prepare_wait(&mut self) -> bool {
         false
