@@ -18,6 +18,7 @@ use crate::channel::{CAPACITY_BYTES_MAX, CAPACITY_BYTES_MIN, message_bytes_max};
 use crate::log::{Retention, region_bytes_valid};
 use crate::node::gate::reply_bytes_max;
 use crate::node::{Idle, LaunchMode};
+use crate::path::Wish;
 
 pub use policy::PolicyConfig;
 
@@ -120,6 +121,12 @@ pub struct LaunchConfig {
     /// Have the kernel back logs at start and clients' rings when they connect, so that no page fault delays a record:
     /// for nodes with memory to spare.
     pub prefault: bool,
+    /// `auto`: RDMA with peers that can use it too, TCP otherwise. `rdma` and `tcp`: nothing else.
+    pub transport: Wish,
+    /// RDMA device, `DEVICE[:PORT[:GID]]`. Absent: the one that has the node's address.
+    pub rdma_device: Option<String>,
+    /// RDMA sends a packet again after 4.096 µs · 2^this without an answer, and gives up after the eighth attempt.
+    pub rdma_ack_timeout: u8,
 }
 
 impl Default for LaunchConfig {
@@ -131,6 +138,9 @@ impl Default for LaunchConfig {
             first_core: None,
             force: false,
             prefault: false,
+            transport: Wish::Auto,
+            rdma_device: None,
+            rdma_ack_timeout: 14,
         }
     }
 }
@@ -199,6 +209,10 @@ pub struct NodeEntry {
     pub listen: Option<String>,
     /// Where a primary listens for clients, `host:port`.
     pub clients: Option<String>,
+    /// Instead of [`LaunchConfig::transport`].
+    pub transport: Option<Wish>,
+    /// Instead of [`LaunchConfig::rdma_device`].
+    pub rdma_device: Option<String>,
 }
 
 impl NodeEntry {
@@ -275,6 +289,10 @@ impl Config {
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.cluster.validate()?;
         self.policy.validate()?;
+        if !(1..=31).contains(&self.launch.rdma_ack_timeout) {
+            let value = self.launch.rdma_ack_timeout;
+            return Err(wrong(format!("launch.rdma_ack_timeout must be 1 to 31, not {value}")));
+        }
         self.validate_shards()?;
         self.validate_nodes()
     }
@@ -481,6 +499,10 @@ impl fmt::Display for Config {
             writeln!(f, "first_core = {core}")?;
         }
         writeln!(f, "force = {}\nprefault = {}", l.force, l.prefault)?;
+        writeln!(f, "transport = \"{}\"\nrdma_ack_timeout = {}", l.transport, l.rdma_ack_timeout)?;
+        if let Some(device) = &l.rdma_device {
+            writeln!(f, "rdma_device = {device:?}")?;
+        }
         for shard in &self.shards {
             writeln!(f, "\n[[shard]]\nid = {}\nquota = {}", shard.id, shard.quota)?;
             if shard.standby {
@@ -502,6 +524,12 @@ impl fmt::Display for Config {
                 if let Some(address) = address {
                     writeln!(f, "{key} = {address:?}")?;
                 }
+            }
+            if let Some(transport) = node.transport {
+                writeln!(f, "transport = \"{transport}\"")?;
+            }
+            if let Some(device) = &node.rdma_device {
+                writeln!(f, "rdma_device = {device:?}")?;
             }
         }
         Ok(())

@@ -12,11 +12,13 @@
 use std::error::Error;
 use std::fmt;
 
+use crate::path::{Ability, Path, Wish};
+
 /// The first bytes of every connection, in both directions.
 pub const MAGIC: [u8; 8] = *b"antelog\0";
 
 /// The version of the protocol this code speaks.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Length of what precedes a hello's body, in bytes.
 pub const HELLO_HEADER_BYTES: usize = 12;
@@ -36,7 +38,10 @@ pub const PAYLOAD_BYTES_MAX: usize = 32 << 10;
 /// The longest text of a refusal, in bytes.
 pub const TEXT_BYTES_MAX: usize = 300;
 
-const WELCOME_FIXED_BYTES: usize = 8 + 8 + 8 + 4;
+/// The longest reason for a path, in bytes; what is longer is cut off.
+const REASON_BYTES_MAX: usize = 255;
+
+const WELCOME_FIXED_BYTES: usize = 8 + 8 + 8 + 4 + 1 + 1;
 const TAG_WELCOME: u8 = 1;
 const TAG_REFUSAL: u8 = 2;
 const ENDPOINT_NODE: u8 = 1;
@@ -74,6 +79,8 @@ pub struct Hello {
     pub ring_bytes: u64,
     /// Size of its log region, in bytes; 0 for clients.
     pub log_bytes: u64,
+    /// Which networks it can and wants to use.
+    pub ability: Ability,
 }
 
 /// The acceptor takes the caller in.
@@ -87,6 +94,10 @@ pub struct Welcome {
     pub record_bytes_max: u32,
     /// Size of its log region, in bytes.
     pub log_bytes: u64,
+    /// Which network the pair's data takes.
+    pub path: Path,
+    /// Why that one; what is longer than 255 bytes is cut off.
+    pub path_reason: String,
     /// Opaque here; at most [`PAYLOAD_BYTES_MAX`] bytes.
     pub payload: Vec<u8>,
 }
@@ -249,6 +260,9 @@ impl Hello {
         body.extend_from_slice(&self.record_bytes_max.to_le_bytes());
         body.extend_from_slice(&self.ring_bytes.to_le_bytes());
         body.extend_from_slice(&self.log_bytes.to_le_bytes());
+        body.push(wish_byte(self.ability.wish));
+        body.push(self.ability.rdma.is_ok().into());
+        put_reason(&mut body, self.ability.rdma.as_ref().err().map_or("", String::as_str));
         let mut bytes = Vec::with_capacity(HELLO_HEADER_BYTES + body.len());
         bytes.extend_from_slice(&MAGIC);
         bytes.extend_from_slice(&VERSION.to_le_bytes());
@@ -278,8 +292,16 @@ impl Hello {
         let record_bytes_max = reader.u32("the largest record's size")?;
         let ring_bytes = reader.u64("the ring's size")?;
         let log_bytes = reader.u64("the log's size")?;
+        let wish = wish_from(reader.u8("the transport wished for")?)?;
+        let can = reader.u8("whether RDMA can be used")?;
+        let why = reader.reason()?;
+        let rdma = match can {
+            0 => Err(why),
+            1 => Ok(()),
+            got => return Err(HandshakeError::Tag { what: "use of RDMA", got }),
+        };
         reader.end()?;
-        Ok(Hello { cluster, from, record_bytes_max, ring_bytes, log_bytes })
+        Ok(Hello { cluster, from, record_bytes_max, ring_bytes, log_bytes, ability: Ability { wish, rdma } })
     }
 }
 
@@ -349,6 +371,8 @@ impl Answer {
                 body.extend_from_slice(&welcome.ring_bytes.to_le_bytes());
                 body.extend_from_slice(&welcome.log_bytes.to_le_bytes());
                 body.extend_from_slice(&welcome.record_bytes_max.to_le_bytes());
+                body.push((welcome.path == Path::Rdma).into());
+                put_reason(&mut body, &welcome.path_reason);
                 body.extend_from_slice(&welcome.payload);
                 (TAG_WELCOME, 0, body)
             }
@@ -397,7 +421,7 @@ impl AnswerHeader {
                 let what = "welcome";
                 return Err(HandshakeError::Length { what, got: body_bytes, limit: WELCOME_FIXED_BYTES });
             }
-            TAG_WELCOME => limit("welcome", body_bytes, WELCOME_FIXED_BYTES + PAYLOAD_BYTES_MAX)?,
+            TAG_WELCOME => limit("welcome", body_bytes, WELCOME_FIXED_BYTES + REASON_BYTES_MAX + PAYLOAD_BYTES_MAX)?,
             got => return Err(HandshakeError::Tag { what: "kind of answer", got }),
         }
         Ok(AnswerHeader { version, body_bytes, tag, code })
@@ -420,13 +444,44 @@ impl AnswerHeader {
         let ring_bytes = reader.u64("the ring's size")?;
         let log_bytes = reader.u64("the log's size")?;
         let record_bytes_max = reader.u32("the largest record's size")?;
-        let payload = reader.take(self.body_bytes - WELCOME_FIXED_BYTES, "the payload")?.to_vec();
-        Ok(Answer::Welcome(Welcome { incarnation, ring_bytes, record_bytes_max, log_bytes, payload }))
+        let path = match reader.u8("the path")? {
+            0 => Path::Tcp,
+            1 => Path::Rdma,
+            got => return Err(HandshakeError::Tag { what: "path", got }),
+        };
+        let path_reason = reader.reason()?;
+        let len = (self.body_bytes - WELCOME_FIXED_BYTES).checked_sub(path_reason.len());
+        let payload = reader.take(len.ok_or(HandshakeError::Truncated("the payload"))?, "the payload")?.to_vec();
+        Ok(Answer::Welcome(Welcome { incarnation, ring_bytes, record_bytes_max, log_bytes, path, path_reason, payload }))
     }
 }
 
 fn limit(what: &'static str, got: usize, limit: usize) -> Result<(), HandshakeError> {
     if got > limit { Err(HandshakeError::Length { what, got, limit }) } else { Ok(()) }
+}
+
+fn wish_byte(wish: Wish) -> u8 {
+    match wish {
+        Wish::Auto => 0,
+        Wish::Rdma => 1,
+        Wish::Tcp => 2,
+    }
+}
+
+fn wish_from(byte: u8) -> Result<Wish, HandshakeError> {
+    match byte {
+        0 => Ok(Wish::Auto),
+        1 => Ok(Wish::Rdma),
+        2 => Ok(Wish::Tcp),
+        got => Err(HandshakeError::Tag { what: "transport", got }),
+    }
+}
+
+/// Writes a reason: its length in a byte, then its text, cut off at a character.
+fn put_reason(body: &mut Vec<u8>, text: &str) {
+    let end = (0..=text.len().min(REASON_BYTES_MAX)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    body.push(end as u8); // at most 255
+    body.extend_from_slice(&text.as_bytes()[..end]);
 }
 
 /// The bytes not read yet.
@@ -468,6 +523,11 @@ impl<'a> Reader<'a> {
     fn text(&mut self, len: usize, what: &'static str) -> Result<String, HandshakeError> {
         let bytes = self.take(len, what)?;
         std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| HandshakeError::Text(what))
+    }
+
+    fn reason(&mut self) -> Result<String, HandshakeError> {
+        let len = usize::from(self.u8("a reason's length")?);
+        self.text(len, "a reason")
     }
 
     fn end(&self) -> Result<(), HandshakeError> {

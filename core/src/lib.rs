@@ -11,6 +11,7 @@ pub mod handshake;
 pub mod log;
 pub mod mem;
 pub mod node;
+pub mod path;
 pub mod sim;
 mod sync;
 pub mod transport;

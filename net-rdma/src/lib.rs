@@ -5,6 +5,7 @@
 //! all others on their carrier, which is TCP.
 
 pub mod counters;
+pub mod discover;
 pub mod health;
 mod inbox;
 mod output;
@@ -12,5 +13,6 @@ mod pair;
 pub mod provider;
 mod setup;
 mod transport;
+pub mod watch;
 
 pub use transport::{Link, Options, RdmaTransport};

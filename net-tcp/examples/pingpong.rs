@@ -29,10 +29,18 @@ struct Everybody(Mutex<Sender<TcpLink>>);
 
 impl Accept for Everybody {
     fn decide(&self, _: &Hello, _: SocketAddr) -> std::result::Result<Welcome, Refusal> {
-        Ok(Welcome { incarnation: 1, ring_bytes: 0, record_bytes_max: 0, log_bytes: 0, payload: Vec::new() })
+        Ok(Welcome {
+            incarnation: 1,
+            ring_bytes: 0,
+            record_bytes_max: 0,
+            log_bytes: 0,
+            path: Path::Tcp,
+            path_reason: String::new(),
+            payload: Vec::new(),
+        })
     }
 
-    fn established(&self, _: Hello, link: TcpLink) {
+    fn established(&self, _: Hello, _: Welcome, link: TcpLink) {
         // Fails only when the program is at its end.
         let _ = self.0.lock().map(|links| links.send(link));
     }
@@ -48,7 +56,14 @@ fn links() -> Result<(TcpLink, TcpLink)> {
     let address = listener.local_addr();
     let _handle = listener.serve(Arc::new(Everybody(Mutex::new(taken))))?;
     let from = Endpoint::Client { session: 1 };
-    let hello = Hello { cluster: "bench".into(), from, record_bytes_max: 0, ring_bytes: 0, log_bytes: 0 };
+    let hello = Hello {
+        cluster: "bench".into(),
+        from,
+        record_bytes_max: 0,
+        ring_bytes: 0,
+        log_bytes: 0,
+        ability: Ability::tcp(),
+    };
     let (here, _) = dial(address, &hello, Duration::from_secs(5))?;
     Ok((here, links.recv()?))
 }

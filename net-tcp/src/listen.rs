@@ -43,8 +43,8 @@ pub trait Accept: Send + Sync {
     /// The refusal to send.
     fn decide(&self, hello: &Hello, from: SocketAddr) -> Result<Welcome, Refusal>;
 
-    /// The caller was welcomed; the connection is for a data thread to admit.
-    fn established(&self, hello: Hello, link: TcpLink);
+    /// The caller was welcomed, like this; the connection is for a data thread to admit.
+    fn established(&self, hello: Hello, welcome: Welcome, link: TcpLink);
 
     /// A caller was turned away. `why` is one line that follows its address, like "speaks protocol version 7, …".
     fn refused(&self, from: SocketAddr, why: &str);
@@ -243,8 +243,8 @@ fn entry(socket: &impl AsRawFd, events: libc::c_short) -> libc::pollfd {
 enum Stage {
     /// Reads the hello: bytes so far, bytes wanted as far as known.
     Hello { bytes: Vec<u8>, wanted: usize },
-    /// Sends the answer; then, with a hello, the connection is established.
-    Answer { bytes: Vec<u8>, sent: usize, hello: Option<Hello> },
+    /// Sends the answer; then, if that is a welcome, the connection is established.
+    Answer { bytes: Vec<u8>, sent: usize, welcomed: Option<(Hello, Welcome)> },
     /// Reads on for a while after a refusal: closing now would reset the connection and destroy the refusal before
     /// it is read.
     Drain { bytes: usize },
@@ -336,8 +336,8 @@ impl Pending {
             Err(error) => return Ok(Some(turn_away(self.from, &error, accept))),
         };
         Ok(Some(match accept.decide(&hello, self.from) {
-            Ok(welcome) => match Answer::Welcome(welcome).encode() {
-                Ok(bytes) => Stage::Answer { bytes, sent: 0, hello: Some(hello) },
+            Ok(welcome) => match Answer::Welcome(welcome.clone()).encode() {
+                Ok(bytes) => Stage::Answer { bytes, sent: 0, welcomed: Some((hello, welcome)) },
                 Err(error) => {
                     let refusal = Refusal::new(RefusalCode::Other, format!("its answer is invalid: {error}"));
                     refuse(self.from, refusal, accept)
@@ -348,7 +348,7 @@ impl Pending {
     }
 
     fn write_answer(&mut self, accept: &dyn Accept) -> io::Result<Option<Stage>> {
-        let Stage::Answer { bytes, sent, hello } = &mut self.stage else { return Ok(None) };
+        let Stage::Answer { bytes, sent, welcomed } = &mut self.stage else { return Ok(None) };
         while *sent < bytes.len() {
             let written = (&self.stream).write(&bytes[*sent..])?;
             if written == 0 {
@@ -356,9 +356,9 @@ impl Pending {
             }
             *sent += written;
         }
-        match hello.take() {
-            Some(hello) => {
-                accept.established(hello, TcpLink::new(self.stream.try_clone()?, self.from));
+        match welcomed.take() {
+            Some((hello, welcome)) => {
+                accept.established(hello, welcome, TcpLink::new(self.stream.try_clone()?, self.from));
                 Ok(None)
             }
             None => {
@@ -396,5 +396,5 @@ fn refuse(from: SocketAddr, refusal: Refusal, accept: &dyn Accept) -> Stage {
 fn answer(refusal: Refusal) -> Stage {
     // Made anew so that a text that is too long is cut, not an error.
     let bytes = Answer::Refusal(Refusal::new(refusal.code, refusal.text)).encode().unwrap_or_default();
-    Stage::Answer { bytes, sent: 0, hello: None }
+    Stage::Answer { bytes, sent: 0, welcomed: None }
 }

@@ -60,7 +60,7 @@ fn strangers_are_told_and_reported() {
     let mut bytes = hello("test").encode().unwrap();
     bytes[8] = 7;
     let (code, text) = refusal_of(&door, &bytes);
-    assert_eq!((code, &text[..]), (RefusalCode::Version, "it speaks protocol version 1, this side 7"));
+    assert_eq!((code, &text[..]), (RefusalCode::Version, "it speaks protocol version 2, this side 7"));
     assert!(door.refusal().ends_with("speaks protocol version 7, this side 1"));
 
     let mut bytes = hello("test").encode().unwrap();

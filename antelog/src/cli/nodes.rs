@@ -71,10 +71,20 @@ pub fn embedded_config(shards: u16, clients: &str, quota: u32) -> Config {
             shard: None,
             listen: Some("127.0.0.1:0".into()),
             clients: None,
+            transport: None,
+            rdma_device: None,
         }],
     };
     for shard in 0..shards {
-        let node = |id, role| NodeEntry { id, role, shard: Some(shard), listen: None, clients: None };
+        let node = |id, role| NodeEntry {
+            id,
+            role,
+            shard: Some(shard),
+            listen: None,
+            clients: None,
+            transport: None,
+            rdma_device: None,
+        };
         config.nodes.push(NodeEntry { clients: Some(clients.into()), ..node(1 + 2 * shard, Role::Primary) });
         config.nodes.push(NodeEntry { listen: Some("127.0.0.1:0".into()), ..node(2 + 2 * shard, Role::Backup) });
     }

@@ -33,10 +33,18 @@ impl Accept for Door {
             return Err(Rejection::new(RefusalCode::Cluster, "this is cluster \"test\""));
         }
         let payload = self.map.lock().unwrap().clone();
-        Ok(Welcome { incarnation: 1, ring_bytes: RING as u64, record_bytes_max: 1000, log_bytes: 0, payload })
+        Ok(Welcome {
+            incarnation: 1,
+            ring_bytes: RING as u64,
+            record_bytes_max: 1000,
+            log_bytes: 0,
+            path: Path::Tcp,
+            path_reason: String::new(),
+            payload,
+        })
     }
 
-    fn established(&self, hello: Hello, link: TcpLink) {
+    fn established(&self, hello: Hello, _: Welcome, link: TcpLink) {
         // The first contact asks for the smallest ring and nothing else.
         if hello.ring_bytes == RING as u64 {
             self.links.lock().unwrap().send(link).unwrap();

@@ -19,10 +19,12 @@ use antelog_core::node::sequencer::{Replica, SequencerAgent, SequencerParts};
 use antelog_core::node::shard::{ShardAgent, ShardParts};
 use antelog_core::node::{Agent, AgentBuilder, Idle, LaunchMode, Parker, ThreadPlan, Waker, plan};
 use antelog_core::transport::{PeerId, Transport};
-use antelog_net_tcp::{Options, TcpLink, TcpTransport};
 use antelog_protocol::ShardId;
 use antelog_protocol::sequencer::{MemberConfig, SequencerConfig};
 use antelog_protocol::shard::ShardConfig;
+
+use super::networks::Networks;
+use crate::network::{NodeLink, Traffic};
 
 /// The queue of answers from a shard to its gate, in bytes: all pending acknowledgements and a second of order entries.
 const ANSWERS_BYTES: usize = 4 << 20;
@@ -31,7 +33,7 @@ const ANSWERS_BYTES: usize = 4 << 20;
 /// only move the backlog from the client's ring to here, and its bytes out of the processor's cache.
 const REQUESTS_BYTES_MIN: usize = 512 << 10;
 
-type Mail = MailSender<Admission<TcpLink>>;
+type Mail = MailSender<Admission<NodeLink>>;
 
 /// How to reach an agent from outside its thread.
 pub(super) struct Door {
@@ -153,6 +155,7 @@ impl Threads {
 /// What is collected while agents are built.
 struct Assembler<'a> {
     config: &'a Config,
+    networks: &'a Networks,
     notices: &'a Sender<Notice>,
     threads: Threads,
     doors: Doors,
@@ -179,12 +182,18 @@ fn turns(primaries: usize, backups: usize, sequencers: usize) -> Vec<usize> {
 }
 
 /// Builds the agents of the local nodes.
-pub(super) fn assemble(config: &Config, local: &BTreeSet<u16>, notices: &Sender<Notice>) -> Result<Assembly, String> {
+pub(super) fn assemble(
+    config: &Config,
+    local: &BTreeSet<u16>,
+    networks: &Networks,
+    notices: &Sender<Notice>,
+) -> Result<Assembly, String> {
     let with = |role: Role| config.nodes.iter().filter(move |n| n.role == role && local.contains(&n.id));
     let primaries = with(Role::Primary).count();
     let agents = local.len() + usize::from(primaries > 0);
     let mut assembler = Assembler {
         config,
+        networks,
         notices,
         threads: Threads::new(config, agents)?,
         doors: Doors { nodes: BTreeMap::new(), gate: None, gate_counters: None },
@@ -230,7 +239,7 @@ impl Assembler<'_> {
         counters
     }
 
-    fn door(&mut self, node: &NodeEntry, agent: &str, waker: Waker) -> Mailbox<Admission<TcpLink>> {
+    fn door(&mut self, node: &NodeEntry, agent: &str, waker: Waker) -> Mailbox<Admission<NodeLink>> {
         let (mail, mailbox) = mailbox(waker);
         self.doors.nodes.insert(node.id, Door { agent: agent.into(), mail });
         mailbox
@@ -299,12 +308,13 @@ impl Assembler<'_> {
         }
         let config = self.shard_config(shard, backups)?;
         let report_delay_ns = self.entry(shard).map_or(0, |entry| entry.report_delay_us * 1000);
-        let counters = self.counters(&name);
+        let (counters, network) = (self.counters(&name), self.networks.of(node));
         let mailbox = self.door(node, &name, shard_waker);
         let notices = self.notices.clone();
         Ok(Box::new(move || {
-            let mut transport = transport(1 + backups, None)?;
+            let mut transport = network.transport(1 + backups, Traffic::OrderStream, Some(&counters))?;
             let source = transport.register(region.clone());
+            network.check()?;
             let mirrors = controls
                 .into_iter()
                 .enumerate()
@@ -329,10 +339,11 @@ impl Assembler<'_> {
         self.doors.gate = Some(Door { agent: "gate".into(), mail });
         let counters = self.counters("gate");
         self.doors.gate_counters = Some(counters.clone());
+        let network = self.networks.of_gate();
         let ports = std::mem::take(&mut self.ports);
         let notices = self.notices.clone();
         Ok(Box::new(move || {
-            let transport = transport(config.clients_max.into(), Some(16))?;
+            let transport = network.transport(config.clients_max.into(), Traffic::Rings, Some(&counters))?;
             let parts = GateParts { config, ports, mailbox, notices, counters };
             Ok(Box::new(GateAgent::new(parts, transport)) as Box<dyn Agent>)
         }))
@@ -346,6 +357,7 @@ impl Assembler<'_> {
         let counters = self.counters(&name);
         let mailbox = self.door(node, &name, self.threads.waker(agent));
         let c = &self.config.cluster;
+        let network = self.networks.of(node);
         let parts = BackupParts {
             shard,
             replica: number,
@@ -357,13 +369,14 @@ impl Assembler<'_> {
             counters,
         };
         Ok(Box::new(move || {
-            let agent = BackupAgent::new(parts, transport(2, None)?).map_err(|e| e.to_string())?;
+            let transport = network.transport(2, Traffic::OrderStream, Some(&parts.counters))?;
+            let agent = BackupAgent::new(parts, transport).map_err(|e| e.to_string())?;
             Ok(Box::new(agent) as Box<dyn Agent>)
         }))
     }
 
     fn sequencer(&mut self, node: &NodeEntry, agent: usize) -> Result<AgentBuilder, String> {
-        let counters = self.counters("sequencer");
+        let (counters, network) = (self.counters("sequencer"), self.networks.of(node));
         let mailbox = self.door(node, "sequencer", self.threads.waker(agent));
         let (c, policy) = (&self.config.cluster, &self.config.policy);
         let tick_ns = c.tick_us * 1000;
@@ -387,15 +400,11 @@ impl Assembler<'_> {
         let replicas: Vec<Replica> = replicas(self.config).into_iter().map(|(_, replica)| replica).collect();
         let notices = self.notices.clone();
         Ok(Box::new(move || {
-            let transport = transport(replicas.len(), None)?;
+            let transport = network.transport(replicas.len(), Traffic::Reports, Some(&counters))?;
             let parts = SequencerParts { config, replicas, mailbox, notices, counters };
             Ok(Box::new(SequencerAgent::new(parts, transport)) as Box<dyn Agent>)
         }))
     }
-}
-
-fn transport(peers: usize, messages: Option<usize>) -> Result<TcpTransport, String> {
-    TcpTransport::new(peers as u16, Options { messages, ..Options::default() }).map_err(|e| e.to_string())
 }
 
 #[cfg(test)]

@@ -17,13 +17,16 @@ use antelog_core::handshake::{Endpoint, Hello, Refusal, RefusalCode, Welcome};
 use antelog_core::node::backup::PRIMARY;
 use antelog_core::node::mailbox::{Admission, MailSender, Notice};
 use antelog_core::node::shard::SEQUENCER;
+use antelog_core::path::{Ability, Path, decide};
 use antelog_core::transport::PeerId;
 use antelog_net_tcp::{Accept, DialError, Listener, ListenerHandle, TcpLink, dial};
 use antelog_protocol::wire::session::ClusterMap;
 use antelog_protocol::{ClientId, ShardId};
 
 use super::assemble::{Door, Doors, members, replicas};
+use super::networks::Networks;
 use super::{OperatorLog, serves_clients};
+use crate::network::{Network, NodeLink};
 
 /// Time for a connection attempt with its hand-shake.
 const DIAL_TIME: Duration = Duration::from_secs(2);
@@ -77,18 +80,19 @@ pub(super) fn serve(
     ports: Ports,
     config: &Config,
     doors: &Doors,
+    networks: &Networks,
     log: &OperatorLog,
 ) -> Result<Vec<ListenerHandle>, String> {
     let mut handles = Vec::new();
     let failed = |e: std::io::Error| format!("cannot start a listening thread: {e}");
     for (id, listener) in ports.nodes {
         let (Some(node), Some(door)) = (config.node(id), doors.nodes.get(&id)) else { continue };
-        let accept = NodeAccept::new(config, node, door, log.clone());
+        let accept = NodeAccept::new(config, node, door, networks.of(node), log.clone());
         handles.push(listener.serve(Arc::new(accept)).map_err(failed)?);
     }
     for listener in ports.clients {
         let Some(door) = &doors.gate else { continue };
-        let accept = GateAccept::new(config, door, doors.gate_counters.clone(), log.clone());
+        let accept = GateAccept::new(config, door, doors.gate_counters.clone(), networks.of_gate(), log.clone());
         handles.push(listener.serve(Arc::new(accept)).map_err(failed)?);
     }
     Ok(handles)
@@ -119,6 +123,14 @@ fn cluster_matches(config: &Config, hello: &Hello) -> Result<(), Refusal> {
     Err(Refusal::new(RefusalCode::Cluster, text))
 }
 
+/// The network of a pair, decided from what the caller says and what this side can do now.
+fn path_of(hello: &Hello, own: &Network, caller: SocketAddr) -> Result<(Path, String), Refusal> {
+    decide(&hello.ability, &own.ability(caller.ip())).map_err(|disagreement| {
+        let code = if disagreement.is_final { RefusalCode::Incompatible } else { RefusalCode::Other };
+        Refusal::new(code, disagreement.text)
+    })
+}
+
 /// Which node calls which, and under which number each knows the other.
 struct Call<'a> {
     to: &'a NodeEntry,
@@ -144,13 +156,14 @@ fn calls<'a>(config: &'a Config, from: &NodeEntry) -> Vec<Call<'a>> {
     calls
 }
 
-fn hello(config: &Config, from: u16, to: u16) -> Hello {
+fn hello(config: &Config, from: u16, to: u16, ability: Ability) -> Hello {
     Hello {
         cluster: config.cluster.name.clone(),
         from: Endpoint::Node { from, to, incarnation: incarnation() },
         record_bytes_max: config.cluster.record_bytes_max,
         ring_bytes: 0,
         log_bytes: config.cluster.region_bytes as u64,
+        ability,
     }
 }
 
@@ -161,12 +174,13 @@ struct NodeAccept {
     /// Numbers of the nodes that may call.
     callers: HashMap<u16, PeerId>,
     incarnations: Mutex<HashMap<u16, u64>>,
-    mail: MailSender<Admission<TcpLink>>,
+    mail: MailSender<Admission<NodeLink>>,
+    network: Network,
     log: OperatorLog,
 }
 
 impl NodeAccept {
-    fn new(config: &Config, node: &NodeEntry, door: &Door, log: OperatorLog) -> NodeAccept {
+    fn new(config: &Config, node: &NodeEntry, door: &Door, network: Network, log: OperatorLog) -> NodeAccept {
         let mut callers = HashMap::new();
         for from in &config.nodes {
             for call in calls(config, from).iter().filter(|c| c.to.id == node.id) {
@@ -179,13 +193,14 @@ impl NodeAccept {
             callers,
             incarnations: Mutex::default(),
             mail: door.mail.clone(),
+            network,
             log,
         }
     }
 }
 
 impl Accept for NodeAccept {
-    fn decide(&self, hello: &Hello, _from: SocketAddr) -> Result<Welcome, Refusal> {
+    fn decide(&self, hello: &Hello, caller: SocketAddr) -> Result<Welcome, Refusal> {
         cluster_matches(&self.config, hello)?;
         let Endpoint::Node { from, to, incarnation: theirs } = hello.from else {
             let text = "this port is for the cluster's own nodes; clients use the port that the key 'clients' names";
@@ -215,18 +230,22 @@ impl Accept for NodeAccept {
             );
             return Err(Refusal::new(RefusalCode::Reborn, text));
         }
+        let (path, path_reason) = path_of(hello, &self.network, caller)?;
         Ok(Welcome {
             incarnation: incarnation(),
             ring_bytes: 0,
             record_bytes_max: c.record_bytes_max,
             log_bytes: c.region_bytes as u64,
+            path,
+            path_reason,
             payload: vec![],
         })
     }
 
-    fn established(&self, hello: Hello, link: TcpLink) {
+    fn established(&self, hello: Hello, welcome: Welcome, link: TcpLink) {
         let Endpoint::Node { from, .. } = hello.from else { return };
         if let Some(peer) = self.callers.get(&from) {
+            let link = Network::link(link, welcome.path);
             self.mail.send(Admission::Node { peer: *peer, link });
         }
     }
@@ -241,7 +260,8 @@ struct GateAccept {
     config: Config,
     map: Vec<u8>,
     counters: Option<Counters>,
-    mail: MailSender<Admission<TcpLink>>,
+    mail: MailSender<Admission<NodeLink>>,
+    network: Network,
     log: OperatorLog,
 }
 
@@ -264,9 +284,15 @@ pub(super) fn cluster_map(config: &Config) -> ClusterMap {
 }
 
 impl GateAccept {
-    fn new(config: &Config, door: &Door, counters: Option<Counters>, log: OperatorLog) -> GateAccept {
+    fn new(
+        config: &Config,
+        door: &Door,
+        counters: Option<Counters>,
+        network: Network,
+        log: OperatorLog,
+    ) -> GateAccept {
         let map = cluster_map(config).encode();
-        GateAccept { config: config.clone(), map, counters, mail: door.mail.clone(), log }
+        GateAccept { config: config.clone(), map, counters, mail: door.mail.clone(), network, log }
     }
 
     /// Clients connected now.
@@ -277,7 +303,7 @@ impl GateAccept {
 }
 
 impl Accept for GateAccept {
-    fn decide(&self, hello: &Hello, _from: SocketAddr) -> Result<Welcome, Refusal> {
+    fn decide(&self, hello: &Hello, caller: SocketAddr) -> Result<Welcome, Refusal> {
         cluster_matches(&self.config, hello)?;
         if !matches!(hello.from, Endpoint::Client { .. }) {
             let text = "this port is for clients; nodes use the port that the key 'listen' names";
@@ -295,17 +321,21 @@ impl Accept for GateAccept {
             let text = format!("the client's ring of {ring} bytes must be a power of two from {least} to {most}");
             return Err(Refusal::new(RefusalCode::Incompatible, text));
         }
+        let (path, path_reason) = path_of(hello, &self.network, caller)?;
         Ok(Welcome {
             incarnation: incarnation(),
             ring_bytes: most,
             record_bytes_max: c.record_bytes_max,
             log_bytes: 0,
+            path,
+            path_reason,
             payload: self.map.clone(),
         })
     }
 
-    fn established(&self, hello: Hello, link: TcpLink) {
+    fn established(&self, hello: Hello, welcome: Welcome, link: TcpLink) {
         if let Endpoint::Client { session } = hello.from {
+            let link = Network::link(link, welcome.path);
             let ring_bytes = hello.ring_bytes as usize;
             self.mail.send(Admission::Client { session: ClientId(session), link, ring_bytes });
         }
@@ -333,14 +363,21 @@ struct Line {
     to: u16,
     address: String,
     hello: Hello,
+    network: Network,
     peer: PeerId,
-    mail: MailSender<Admission<TcpLink>>,
+    mail: MailSender<Admission<NodeLink>>,
     log: OperatorLog,
     failure: Arc<Mutex<Option<String>>>,
 }
 
 impl Dialers {
-    pub(super) fn start(config: &Config, doors: &Doors, heard: Receiver<Notice>, log: &OperatorLog) -> Dialers {
+    pub(super) fn start(
+        config: &Config,
+        doors: &Doors,
+        networks: &Networks,
+        heard: Receiver<Notice>,
+        log: &OperatorLog,
+    ) -> Dialers {
         let failure = Arc::new(Mutex::new(None));
         let mut lost = HashMap::new();
         let mut threads = Vec::new();
@@ -353,7 +390,8 @@ impl Dialers {
                     from: *id,
                     to: call.to.id,
                     address: call.to.listen.clone().unwrap_or_default(),
-                    hello: hello(config, *id, call.to.id),
+                    hello: hello(config, *id, call.to.id, Ability::tcp()),
+                    network: networks.of(node),
                     peer: call.to_peer,
                     mail: door.mail.clone(),
                     log: log.clone(),
@@ -417,10 +455,15 @@ impl Line {
                         ));
                         return;
                     }
-                    if !said.is_empty() {
-                        (self.log)(&format!("node {}: connected to node {} at {}", self.from, self.to, self.address));
-                        said.clear();
+                    let text = format!(
+                        "node {}: node {} at {} over {}: {}",
+                        self.from, self.to, self.address, welcome.path, welcome.path_reason
+                    );
+                    if said != text {
+                        (self.log)(&text);
+                        said = text;
                     }
+                    let link = Network::link(link, welcome.path);
                     self.mail.send(Admission::Node { peer: self.peer, link });
                     let connected = Instant::now();
                     if lost.recv().is_err() {
@@ -453,7 +496,8 @@ impl Line {
 
     fn call(&self) -> Result<(TcpLink, Welcome), (String, bool)> {
         let address = resolve(&self.address).map_err(|e| (e, false))?;
-        dial(address, &self.hello, DIAL_TIME).map_err(|error| {
+        let hello = Hello { ability: self.network.ability(address.ip()), ..self.hello.clone() };
+        dial(address, &hello, DIAL_TIME).map_err(|error| {
             let code = match &error {
                 DialError::Rejected(_, refusal) => Some(refusal.code),
                 DialError::Version(..) => Some(RefusalCode::Version),

@@ -5,6 +5,7 @@
 
 mod assemble;
 mod connect;
+mod networks;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,6 +17,8 @@ use antelog_core::node::{Invoked, LaunchMode, Running};
 use antelog_net_tcp::ListenerHandle;
 
 pub use connect::Dialers;
+
+use networks::Networks;
 
 /// Where lines for the operator go.
 pub type OperatorLog = Arc<dyn Fn(&str) + Send + Sync>;
@@ -36,6 +39,7 @@ pub struct Cluster {
     listeners: Vec<ListenerHandle>,
     clients: Vec<String>,
     counters: Vec<Counters>,
+    networks: Networks,
     config: Config,
 }
 
@@ -74,19 +78,21 @@ impl Cluster {
         let ports = connect::bind(&mut config, &local)?;
         let clients = ports.clients.iter().map(|l| l.local_addr().to_string()).collect();
         let (notices, heard) = channel();
-        let assembly = assemble::assemble(&config, &local, &notices)?;
+        let networks = Networks::choose(&config, &local, &log)?;
+        let assembly = assemble::assemble(&config, &local, &networks, &notices)?;
         // The notices end when the last agent is gone.
         drop(notices);
         let invoked = Invoked::build_in_turns(assembly.invoked, assembly.invoked_turns)?;
         let running = antelog_core::node::launch(assembly.threads).map_err(|e| e.to_string())?;
-        let listeners = connect::serve(ports, &config, &assembly.doors, &log)?;
-        let dialers = Dialers::start(&config, &assembly.doors, heard, &log);
+        let listeners = connect::serve(ports, &config, &assembly.doors, &networks, &log)?;
+        let dialers = Dialers::start(&config, &assembly.doors, &networks, heard, &log);
         let cluster = Cluster {
             running: Some(running),
             dialers: Some(dialers),
             listeners,
             clients,
             counters: assembly.counters,
+            networks,
             config,
         };
         Ok((cluster, invoked))
@@ -119,6 +125,11 @@ impl Cluster {
     pub fn failure(&self) -> Option<String> {
         let dialers = self.dialers.as_ref().and_then(Dialers::failure);
         self.running.as_ref().and_then(Running::failure).or(dialers)
+    }
+
+    /// One line about the networks used here, and why.
+    pub fn network_text(&self) -> String {
+        self.networks.text()
     }
 
     /// One line about how the nodes run: launch mode, idle strategy, threads.

@@ -11,11 +11,20 @@ fn hello() -> Hello {
         record_bytes_max: 65536,
         ring_bytes: 0,
         log_bytes: 1 << 30,
+        ability: Ability { wish: Wish::Auto, rdma: Err("it has no device".into()) },
     }
 }
 
 fn welcome() -> Welcome {
-    Welcome { incarnation: 4, ring_bytes: 1 << 20, record_bytes_max: 4096, log_bytes: 1 << 30, payload: vec![7; 100] }
+    Welcome {
+        incarnation: 4,
+        ring_bytes: 1 << 20,
+        record_bytes_max: 4096,
+        log_bytes: 1 << 30,
+        path: Path::Rdma,
+        path_reason: "both can".into(),
+        payload: vec![7; 100],
+    }
 }
 
 fn read_hello(bytes: &[u8]) -> Result<Hello, HandshakeError> {
@@ -58,8 +67,8 @@ fn errors_say_what_was_expected_and_what_came() {
     let mut bytes = hello().encode().unwrap();
     bytes[8] = 7;
     let error = read_hello(&bytes).unwrap_err();
-    assert_eq!(error.to_string(), "expected protocol version 1, got version 7");
-    assert_eq!(Refusal::from_error(&error).text, "it speaks protocol version 1, this side 7");
+    assert_eq!(error.to_string(), "expected protocol version 2, got version 7");
+    assert_eq!(Refusal::from_error(&error).text, "it speaks protocol version 2, this side 7");
     let mut bytes = hello().encode().unwrap();
     bytes[11] = 0xff;
     assert!(read_hello(&bytes).unwrap_err().to_string().starts_with("expected at most 1024 bytes of hello, got 65"));
@@ -112,7 +121,10 @@ proptest! {
             None => Endpoint::Client { session },
         };
         let (record_bytes_max, ring_bytes, log_bytes) = sizes;
-        let hello = Hello { cluster, from, record_bytes_max, ring_bytes, log_bytes };
+        let wish = [Wish::Auto, Wish::Rdma, Wish::Tcp][(session % 3) as usize];
+        let rdma = if session % 2 == 0 { Ok(()) } else { Err(cluster.clone()) };
+        let ability = Ability { wish, rdma };
+        let hello = Hello { cluster, from, record_bytes_max, ring_bytes, log_bytes, ability };
         prop_assert_eq!(read_hello(&hello.encode().unwrap()), Ok(hello));
     }
 

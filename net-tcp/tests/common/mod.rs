@@ -6,6 +6,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use antelog_core::path::{Ability, Path};
 use antelog_core::handshake::{Endpoint, Hello, Refusal, RefusalCode, Welcome};
 use antelog_net_tcp::{Accept, Listener, ListenerHandle, TcpLink, dial};
 
@@ -23,10 +24,18 @@ impl Accept for Doorman {
             return Err(Refusal::new(RefusalCode::Cluster, text));
         }
         let payload = self.payload.clone();
-        Ok(Welcome { incarnation: 5, ring_bytes: 6, record_bytes_max: 7, log_bytes: 8, payload })
+        Ok(Welcome {
+            incarnation: 5,
+            ring_bytes: 6,
+            record_bytes_max: 7,
+            log_bytes: 8,
+            path: Path::Tcp,
+            path_reason: "test".into(),
+            payload,
+        })
     }
 
-    fn established(&self, hello: Hello, link: TcpLink) {
+    fn established(&self, hello: Hello, _: Welcome, link: TcpLink) {
         let _ = self.links.lock().unwrap().send((hello, link));
     }
 
@@ -69,6 +78,7 @@ pub fn hello(cluster: &str) -> Hello {
         record_bytes_max: 4096,
         ring_bytes: 1 << 20,
         log_bytes: 0,
+        ability: Ability::tcp(),
     }
 }
 

@@ -1,0 +1,69 @@
+//! The networks of the nodes that run here, each chosen from its configuration and addresses.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use antelog_core::config::{Config, NodeEntry, Role, resolve};
+use antelog_net_rdma::health::Health;
+use antelog_net_rdma::watch::Watch;
+
+use super::OperatorLog;
+use crate::network::{Network, NetworkOptions};
+
+/// See the module's text.
+pub(super) struct Networks {
+    nodes: BTreeMap<u16, Network>,
+    gate: Option<u16>,
+    /// Sees when the devices in use are removed.
+    _watches: Vec<Watch>,
+}
+
+impl Networks {
+    /// Chooses for every local node.
+    ///
+    /// # Errors
+    /// A node insists on RDMA and cannot have it, or names a device that does not exist.
+    pub(super) fn choose(config: &Config, local: &BTreeSet<u16>, log: &OperatorLog) -> Result<Networks, String> {
+        let mut nodes = BTreeMap::new();
+        let mut watches = BTreeMap::new();
+        let health = Health::new(log.clone());
+        for node in config.nodes.iter().filter(|node| local.contains(&node.id)) {
+            let options = NetworkOptions {
+                wish: node.transport.unwrap_or(config.launch.transport),
+                rdma_device: node.rdma_device.clone().or_else(|| config.launch.rdma_device.clone()),
+                rdma_ack_timeout: config.launch.rdma_ack_timeout,
+            };
+            let network = Network::choose(&options, &addresses(node)?, health.clone())
+                .map_err(|error| format!("node {}: {error}", node.id))?;
+            if let Some(choice) = network.device() {
+                watches.entry(choice.device.clone()).or_insert_with(|| Watch::start(&choice.device, health.clone()));
+            }
+            nodes.insert(node.id, network);
+        }
+        let gate = config.nodes.iter().find(|node| node.role == Role::Primary && local.contains(&node.id));
+        Ok(Networks { nodes, gate: gate.map(|node| node.id), _watches: watches.into_values().collect() })
+    }
+
+    /// The network of a local node.
+    pub(super) fn of(&self, node: &NodeEntry) -> Network {
+        self.nodes[&node.id].clone()
+    }
+
+    /// The network of the gate: that of the first primary here.
+    pub(super) fn of_gate(&self) -> Network {
+        self.nodes[&self.gate.expect("a gate belongs to a primary")].clone()
+    }
+
+    /// What is used, and why: a line.
+    pub(super) fn text(&self) -> String {
+        let mut texts: Vec<String> = self.nodes.values().map(Network::text).collect();
+        texts.dedup();
+        texts.join("; ")
+    }
+}
+
+/// Where a node can be reached: that is where its device has to be.
+fn addresses(node: &NodeEntry) -> Result<Vec<IpAddr>, String> {
+    let named = [&node.listen, &node.clients].into_iter().flatten();
+    named.map(|address| resolve(address).map(|address| address.ip())).collect()
+}
