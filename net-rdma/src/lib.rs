@@ -5,3 +5,4 @@
 //! all others on their carrier, which is TCP.
 
 pub mod provider;
+pub mod verbs;
