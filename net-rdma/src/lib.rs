@@ -1,7 +1,6 @@
 //! antelog's transport contract on RDMA verbs.
 //!
 //! Reading order: `provider` says what is asked of a device, `verbs` is the real one (libibverbs, loaded at run time) and
-//! `emulated` one in memory for tests. `transport` moves the data of pairs that agreed on RDMA to queue pairs and leaves
 //! all others on their carrier, which is TCP.
 
 pub mod counters;
@@ -13,6 +12,7 @@ mod pair;
 pub mod provider;
 mod setup;
 mod transport;
+pub mod verbs;
 pub mod watch;
 
 pub use transport::{Link, Options, RdmaTransport};
