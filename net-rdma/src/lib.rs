@@ -4,4 +4,5 @@
 //! `emulated` one in memory for tests. `transport` moves the data of pairs that agreed on RDMA to queue pairs and leaves
 //! all others on their carrier, which is TCP.
 
+pub mod emulated;
 pub mod provider;
