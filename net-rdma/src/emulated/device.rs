@@ -157,7 +157,11 @@ impl World {
     }
 
     fn usable(&self, device: usize, what: &str) -> Result<(), ProviderError> {
-        if self.devices[device].is_lost { Self::error(device, what, "the device is gone", libc::ENODEV) } else { Ok(()) }
+        if self.devices[device].is_lost {
+            Self::error(device, what, "the device is gone", libc::ENODEV)
+        } else {
+            Ok(())
+        }
     }
 
     pub(super) fn register(
