@@ -5,10 +5,10 @@
 
 mod appends;
 mod completion;
+mod connect;
 mod driven;
 mod error;
 mod subscription;
-mod tcp;
 mod worker;
 
 use std::fmt;
@@ -20,7 +20,7 @@ use std::time::Duration;
 use antelog_core::client::session::{Session, SessionOptions};
 use antelog_core::client::{Membership, Slot};
 use antelog_core::node::Parker;
-use antelog_net_tcp::{Options, TcpTransport};
+use antelog_net_rdma::health::Health;
 use antelog_protocol::client::Scope;
 use antelog_protocol::wire::session::ClusterMap;
 use antelog_protocol::{Change, ClientId, Position, ShardId};
@@ -31,14 +31,19 @@ pub use subscription::Subscription;
 
 use appends::Append;
 use completion::{Outcome, Permits, deadline, promise};
-use tcp::{Caller, TcpDialer, first_contact};
+use connect::{Caller, ClientDialer, first_contact};
 use worker::{Command, Handle};
+
+use crate::network::{Network, NetworkOptions, Traffic, own_addresses};
 
 /// Most nodes that a client connects to.
 const GATES_MAX: u16 = 256;
 
+/// Takes lines for whoever runs the client.
+pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
+
 /// How to reach a cluster. [`ClientOptions::new`] has the defaults.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ClientOptions {
     /// Addresses of nodes, as `host:port`: one that answers is enough to find the others.
     pub addresses: Vec<String>,
@@ -48,6 +53,20 @@ pub struct ClientOptions {
     pub connect_timeout: Duration,
     /// Bytes that a [`Subscription`] buffers before it holds the log back.
     pub subscription_bytes: usize,
+    /// Which networks to use.
+    pub network: NetworkOptions,
+    /// Where it is said which network was chosen for each connection, and why.
+    pub log: Option<Log>,
+}
+
+impl fmt::Debug for ClientOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let network = &self.network;
+        f.debug_struct("ClientOptions")
+            .field("addresses", &self.addresses)
+            .field("network", network)
+            .finish_non_exhaustive()
+    }
 }
 
 impl ClientOptions {
@@ -58,6 +77,8 @@ impl ClientOptions {
             cluster_name: String::new(),
             connect_timeout: Duration::from_secs(5),
             subscription_bytes: 1 << 20,
+            network: NetworkOptions::default(),
+            log: None,
         }
     }
 }
@@ -114,12 +135,7 @@ impl Client {
         if options.addresses.is_empty() {
             return Err(Error::NoAddress);
         }
-        let caller = Caller {
-            cluster: options.cluster_name.clone(),
-            client: random_id()?,
-            ring_bytes: 0,
-            timeout: options.connect_timeout,
-        };
+        let caller = caller_of(&options)?;
         let (map, ring_bytes) = first_contact(&caller, &options.addresses)?;
         let client = random_id()?;
         let dialer = Caller { client, ring_bytes: ring_bytes as u64, ..caller };
@@ -340,6 +356,22 @@ impl Pending {
     }
 }
 
+/// Chooses the networks, and prepares the first contact under an id of its own.
+fn caller_of(options: &ClientOptions) -> Result<Caller, Error> {
+    let log = options.log.clone();
+    let health = Health::new(log.clone().unwrap_or_else(|| Arc::new(|_: &str| {})));
+    let own = own_addresses(&options.addresses);
+    let network = Network::choose(&options.network, &own, health).map_err(Error::System)?;
+    Ok(Caller {
+        cluster: options.cluster_name.clone(),
+        client: random_id()?,
+        ring_bytes: 0,
+        timeout: options.connect_timeout,
+        network,
+        log,
+    })
+}
+
 /// A random session id: two clients never share one.
 fn random_id() -> Result<ClientId, Error> {
     let mut bytes = [0; 16];
@@ -354,10 +386,9 @@ fn start(options: SessionOptions, caller: Caller, own: ShardId) -> Result<(Handl
     let (report, reported) = mpsc::channel();
     let shared = handle.clone();
     let body = move || {
-        let network = Options { messages: Some(16), ..Options::default() };
-        let session = TcpTransport::new(options.gates_max, network)
-            .map_err(|error| error.to_string())
-            .and_then(|tcp| Session::new(tcp, TcpDialer::new(caller), options).map_err(|error| error.to_string()));
+        let session = caller.network.transport(options.gates_max.into(), Traffic::Rings, None).and_then(|transport| {
+            Session::new(transport, ClientDialer::new(caller), options).map_err(|error| error.to_string())
+        });
         match session {
             Ok(session) => {
                 let _ = report.send(Ok(()));

@@ -6,6 +6,7 @@
 
 mod client;
 pub mod cluster;
+pub mod network;
 
 pub use antelog_core::client::{Membership, Record, Slot};
 pub use antelog_protocol::client::{Event, Scope};

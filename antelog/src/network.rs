@@ -5,6 +5,7 @@
 
 use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
 use std::path::Path as FilePath;
+use std::sync::Arc;
 
 use antelog_core::counters::Counters;
 use antelog_core::path::{Ability, Path, Wish};
@@ -13,6 +14,7 @@ use antelog_net_rdma::discover::{Choice, Discovery, Override, choose};
 use antelog_net_rdma::health::Health;
 use antelog_net_rdma::provider::Patience;
 use antelog_net_rdma::verbs::{Device, Place, library};
+use antelog_net_rdma::watch::Watch;
 use antelog_net_rdma::{Link, Options, RdmaTransport};
 use antelog_net_tcp::{TcpLink, TcpTransport};
 
@@ -58,6 +60,8 @@ pub struct Network {
     choice: Result<Choice, String>,
     health: Health,
     ack_timeout: u8,
+    /// Sees when the device is removed.
+    _watch: Option<Arc<Watch>>,
 }
 
 impl Network {
@@ -81,7 +85,11 @@ impl Network {
             Err(why) if options.wish == Wish::Rdma || (options.rdma_device.is_some() && options.wish != Wish::Tcp) => {
                 Err(format!("no RDMA: {why}; \"antelog doctor\" says more"))
             }
-            choice => Ok(Network { wish: options.wish, choice, health, ack_timeout: options.rdma_ack_timeout }),
+            choice => {
+                let watch = choice.as_ref().ok().map(|choice| Arc::new(Watch::start(&choice.device, health.clone())));
+                let ack_timeout = options.rdma_ack_timeout;
+                Ok(Network { wish: options.wish, choice, health, ack_timeout, _watch: watch })
+            }
         }
     }
 
@@ -90,16 +98,6 @@ impl Network {
         let usable = self.choice.as_ref().map(|_| ()).map_err(Clone::clone);
         let reason = self.health.disabled().or_else(|| self.health.avoided(host));
         Ability { wish: self.wish, rdma: usable.and_then(|()| reason.map_or(Ok(()), Err)) }
-    }
-
-    /// The device, port and GID in use, if RDMA is.
-    pub fn device(&self) -> Option<&Choice> {
-        self.choice.as_ref().ok()
-    }
-
-    /// What the device's health is.
-    pub fn health(&self) -> &Health {
-        &self.health
     }
 
     /// One line: which network, and why.
@@ -138,8 +136,7 @@ impl Network {
         };
         let device = match &self.choice {
             Ok(choice) if !self.health.is_disabled() => {
-                let place =
-                    Place { device: choice.device.clone(), port: choice.port, gid_index: choice.gid_index };
+                let place = Place { device: choice.device.clone(), port: choice.port, gid_index: choice.gid_index };
                 match Device::open(&place, peers, options.completions(peers)) {
                     Ok(device) => Some(device),
                     Err(error) if self.wish == Wish::Rdma => return Err(error.text),

@@ -452,7 +452,15 @@ impl AnswerHeader {
         let path_reason = reader.reason()?;
         let len = (self.body_bytes - WELCOME_FIXED_BYTES).checked_sub(path_reason.len());
         let payload = reader.take(len.ok_or(HandshakeError::Truncated("the payload"))?, "the payload")?.to_vec();
-        Ok(Answer::Welcome(Welcome { incarnation, ring_bytes, record_bytes_max, log_bytes, path, path_reason, payload }))
+        Ok(Answer::Welcome(Welcome {
+            incarnation,
+            ring_bytes,
+            record_bytes_max,
+            log_bytes,
+            path,
+            path_reason,
+            payload,
+        }))
     }
 }
 

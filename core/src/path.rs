@@ -96,7 +96,8 @@ pub fn decide(caller: &Ability, acceptor: &Ability) -> Result<(Path, String), Di
     for (name, side) in [("the caller", caller), ("the called node", acceptor)] {
         if side.wish == Wish::Tcp {
             if insists {
-                let text = format!("{name} uses TCP only and the other side RDMA only: the transports configured differ");
+                let text =
+                    format!("{name} uses TCP only and the other side RDMA only: the transports configured differ");
                 return Err(Disagreement { text, is_final: true });
             }
             return Ok((Path::Tcp, format!("{name} is set to tcp")));

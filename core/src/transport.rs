@@ -116,7 +116,8 @@ pub trait Transport {
     fn register(&mut self, region: Arc<Region>) -> RegionKey;
 
     /// Takes over an established connection as `peer`. `exposed` are the regions the peer may write, in the order
-    /// in which it numbers them. An older connection of the same peer is fenced first. Control path; may allocate.
+    /// in which it numbers them. An older connection of the same peer is fenced first. Operations may report [`Full`]
+    /// until both sides have set the connection up. Control path; may allocate.
     fn admit(&mut self, peer: PeerId, link: Self::Link, exposed: &[Arc<Region>]);
 
     /// Writes `local` to `remote` in `to`'s memory. `notify` wakes the peer with a hint; `token` asks for `Placed`.

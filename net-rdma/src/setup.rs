@@ -5,6 +5,7 @@
 //!          (address u64, length u64, rkey u32)
 //! ready    2                                   my queue pair receives: you may send
 //! decline  3 | UTF-8 text                      no RDMA between us, and why
+//! refused  4                                   your device refused my request: I broke the rules
 //! ```
 //! All little-endian. These messages travel on an established, authenticated connection only, and keys are never logged.
 
@@ -21,6 +22,7 @@ const TEXT_BYTES_MAX: usize = 300;
 const OFFER: u8 = 1;
 const READY: u8 = 2;
 const DECLINE: u8 = 3;
+const REFUSED: u8 = 4;
 
 /// One end of a pair as it offers itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +44,9 @@ pub enum Setup {
     Ready,
     /// The sender cannot use RDMA with us.
     Decline(String),
+    /// Our device refused a request of the sender's. Its own device has told ours at the same time, which may report it later
+    /// than the end of this connection.
+    Refused,
 }
 
 /// The peer sent something else.
@@ -77,6 +82,7 @@ impl Setup {
                 }
             }
             Setup::Ready => bytes.push(READY),
+            Setup::Refused => bytes.push(REFUSED),
             Setup::Decline(text) => {
                 let end = (0..=text.len().min(TEXT_BYTES_MAX)).rev().find(|&end| text.is_char_boundary(end));
                 bytes.push(DECLINE);
@@ -95,6 +101,7 @@ impl Setup {
         match tag {
             OFFER => decode_offer(rest).map(Setup::Offer),
             READY if rest.is_empty() => Ok(Setup::Ready),
+            REFUSED if rest.is_empty() => Ok(Setup::Refused),
             DECLINE if rest.len() <= TEXT_BYTES_MAX => {
                 std::str::from_utf8(rest).map(|text| Setup::Decline(text.to_owned())).map_err(|_| Malformed)
             }
@@ -155,7 +162,7 @@ mod tests {
 
     #[test]
     fn messages_come_back() {
-        for setup in [Setup::Offer(offer()), Setup::Ready, Setup::Decline("no memory".into())] {
+        for setup in [Setup::Offer(offer()), Setup::Ready, Setup::Refused, Setup::Decline("no memory".into())] {
             assert_eq!(Setup::decode(&setup.encode()), Ok(setup));
         }
         let long = Setup::Decline("ü".repeat(400));

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use antelog_core::handshake::{Endpoint, Hello, Refusal, Welcome};
 use antelog_core::mem::Region;
+use antelog_core::path::{Ability, Path};
 use antelog_core::transport::{Event, LocalRange, PeerId, RemoteOffset, Transport};
 use antelog_net_tcp::{Accept, Listener, Options, TcpLink, TcpTransport, dial};
 

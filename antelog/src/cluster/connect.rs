@@ -284,13 +284,7 @@ pub(super) fn cluster_map(config: &Config) -> ClusterMap {
 }
 
 impl GateAccept {
-    fn new(
-        config: &Config,
-        door: &Door,
-        counters: Option<Counters>,
-        network: Network,
-        log: OperatorLog,
-    ) -> GateAccept {
+    fn new(config: &Config, door: &Door, counters: Option<Counters>, network: Network, log: OperatorLog) -> GateAccept {
         let map = cluster_map(config).encode();
         GateAccept { config: config.clone(), map, counters, mail: door.mail.clone(), network, log }
     }

@@ -5,7 +5,6 @@ use std::net::IpAddr;
 
 use antelog_core::config::{Config, NodeEntry, Role, resolve};
 use antelog_net_rdma::health::Health;
-use antelog_net_rdma::watch::Watch;
 
 use super::OperatorLog;
 use crate::network::{Network, NetworkOptions};
@@ -14,8 +13,6 @@ use crate::network::{Network, NetworkOptions};
 pub(super) struct Networks {
     nodes: BTreeMap<u16, Network>,
     gate: Option<u16>,
-    /// Sees when the devices in use are removed.
-    _watches: Vec<Watch>,
 }
 
 impl Networks {
@@ -25,7 +22,6 @@ impl Networks {
     /// A node insists on RDMA and cannot have it, or names a device that does not exist.
     pub(super) fn choose(config: &Config, local: &BTreeSet<u16>, log: &OperatorLog) -> Result<Networks, String> {
         let mut nodes = BTreeMap::new();
-        let mut watches = BTreeMap::new();
         let health = Health::new(log.clone());
         for node in config.nodes.iter().filter(|node| local.contains(&node.id)) {
             let options = NetworkOptions {
@@ -35,13 +31,10 @@ impl Networks {
             };
             let network = Network::choose(&options, &addresses(node)?, health.clone())
                 .map_err(|error| format!("node {}: {error}", node.id))?;
-            if let Some(choice) = network.device() {
-                watches.entry(choice.device.clone()).or_insert_with(|| Watch::start(&choice.device, health.clone()));
-            }
             nodes.insert(node.id, network);
         }
         let gate = config.nodes.iter().find(|node| node.role == Role::Primary && local.contains(&node.id));
-        Ok(Networks { nodes, gate: gate.map(|node| node.id), _watches: watches.into_values().collect() })
+        Ok(Networks { nodes, gate: gate.map(|node| node.id) })
     }
 
     /// The network of a local node.

@@ -114,6 +114,7 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
                 }
             }
             Setup::Ready => pair.progress.is_peer_ready = true,
+            Setup::Refused => Self::close_later(pair, &mut self.closing, DownReason::Protocol),
             Setup::Decline(why) => {
                 let why = format!("the peer declines: {why}");
                 self.break_pair(peer, DownReason::Io(libc::ENODEV), Some(&why));
@@ -233,10 +234,17 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
     fn on_failure(&mut self, peer: PeerId, failure: Failure, is_receive: bool) {
         let Some(pair) = self.pair(peer) else { return };
         pair.counters.on_failure(failure);
-        // An end that the carrier has announced already explains what fails now.
-        let reason = pair.closing.unwrap_or_else(|| reason_of(failure, is_receive));
+        // An end that the carrier has announced already explains what fails now, but for a refusal by our own device.
+        let reason = match reason_of(failure, is_receive) {
+            DownReason::Protocol => DownReason::Protocol,
+            reason => pair.closing.unwrap_or(reason),
+        };
         let why = (!pair.is_up).then(|| format!("the queue pair failed before it carried data: {failure:?}"));
         self.look_at_device();
+        if failure == Failure::Refused {
+            let _ = self.carrier.send(peer, &Setup::Refused.encode());
+            self.carrier.flush();
+        }
         self.break_pair(peer, reason, why.as_deref());
     }
 

@@ -6,8 +6,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use antelog_core::path::{Ability, Path};
 use antelog_core::handshake::{Endpoint, Hello, Refusal, RefusalCode, Welcome};
+use antelog_core::path::{Ability, Path};
 use antelog_net_tcp::{Accept, Listener, ListenerHandle, TcpLink, dial};
 
 /// Takes everybody of the cluster "test" in.

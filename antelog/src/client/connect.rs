@@ -1,4 +1,4 @@
-//! Connecting over TCP: the first contact of a client, and the dialer of its session.
+//! Connecting: the first contact of a client, and the dialer of its session.
 //!
 //! Name look-up, connection and hand-shake block, so each attempt has a short-lived thread of its own; how many there
 //! are is bounded by the number of nodes, because an address is not dialled again before the answer.
@@ -13,35 +13,42 @@ use std::time::{Duration, Instant};
 use antelog_core::client::session::{Dialed, Dialer};
 use antelog_core::handshake::{Endpoint, Hello, Welcome};
 use antelog_core::node::Waker;
+use antelog_core::path::Ability;
 use antelog_net_tcp::{TcpLink, dial};
 use antelog_protocol::ClientId;
 use antelog_protocol::wire::session::ClusterMap;
 
+use super::Log;
 use super::completion::lock;
 use super::error::Error;
+use crate::network::{Network, NodeLink};
 
 /// The ring that the first contact asks for: the smallest that any cluster grants. Nothing is ever sent through it.
 const FIRST_RING_BYTES: u64 = antelog_core::channel::CAPACITY_BYTES_MIN as u64;
 
 /// Whom to call, and as whom.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Caller {
     pub(super) cluster: String,
     pub(super) client: ClientId,
     pub(super) ring_bytes: u64,
     pub(super) timeout: Duration,
+    pub(super) network: Network,
+    /// Where it is said which network was chosen for a connection, and why.
+    pub(super) log: Option<Log>,
 }
 
 impl Caller {
     /// Connects to the first of a name's addresses that answers, all within the timeout. The error is one line and
     /// names the address.
     fn call(&self, address: &str) -> Result<(TcpLink, Welcome), String> {
-        let hello = Hello {
+        let mut hello = Hello {
             cluster: self.cluster.clone(),
             from: Endpoint::Client { session: self.client.0 },
             record_bytes_max: 0,
             ring_bytes: self.ring_bytes,
             log_bytes: 0,
+            ability: Ability::tcp(),
         };
         let started = Instant::now();
         let resolved = address
@@ -53,6 +60,7 @@ impl Caller {
             if left.is_zero() {
                 break;
             }
+            hello.ability = self.network.ability(to.ip());
             match dial(to, &hello, left) {
                 Ok(connected) => return Ok(connected),
                 Err(error) => failure = error.to_string(),
@@ -113,30 +121,33 @@ pub(super) fn first_contact(caller: &Caller, addresses: &[String]) -> Result<(Cl
 
 #[derive(Default)]
 struct Answers {
-    queue: VecDeque<Dialed<TcpLink>>,
+    queue: VecDeque<Dialed<NodeLink>>,
     waker: Option<Waker>,
 }
 
 /// Connects a session to gates, each attempt on a short-lived thread.
-pub struct TcpDialer {
+pub struct ClientDialer {
     caller: Caller,
     answers: Arc<Mutex<Answers>>,
 }
 
-impl TcpDialer {
-    pub(super) fn new(caller: Caller) -> TcpDialer {
-        TcpDialer { caller, answers: Arc::default() }
+impl ClientDialer {
+    pub(super) fn new(caller: Caller) -> ClientDialer {
+        ClientDialer { caller, answers: Arc::default() }
     }
 }
 
-impl Dialer<TcpLink> for TcpDialer {
+impl Dialer<NodeLink> for ClientDialer {
     fn request(&mut self, address: &str) {
         let (caller, answers, to) = (self.caller.clone(), self.answers.clone(), address.to_owned());
         let call = move || {
             let result = caller.call(&to).and_then(|(link, welcome)| {
                 let ring_bytes = usize::try_from(welcome.ring_bytes).unwrap_or(usize::MAX);
                 let map = map_of(&welcome, &to, link.peer())?;
-                Ok((link, map, ring_bytes, welcome.incarnation))
+                if let Some(log) = &caller.log {
+                    log(&format!("gate {to} over {}: {}", welcome.path, welcome.path_reason));
+                }
+                Ok((Network::link(link, welcome.path), map, ring_bytes, welcome.incarnation))
             });
             let mut answers = lock(&answers);
             answers.queue.push_back(Dialed { address: to, result });
@@ -150,7 +161,7 @@ impl Dialer<TcpLink> for TcpDialer {
         }
     }
 
-    fn take(&mut self) -> Option<Dialed<TcpLink>> {
+    fn take(&mut self) -> Option<Dialed<NodeLink>> {
         lock(&self.answers).queue.pop_front()
     }
 
