@@ -100,6 +100,11 @@ impl Network {
         Ability { wish: self.wish, rdma: usable.and_then(|()| reason.map_or(Ok(()), Err)) }
     }
 
+    /// The device, port and GID in use, if RDMA is.
+    pub fn device(&self) -> Option<&Choice> {
+        self.choice.as_ref().ok()
+    }
+
     /// One line: which network, and why.
     pub fn text(&self) -> String {
         match &self.choice {

@@ -8,13 +8,13 @@ use antelog_core::config::Config;
 use antelog_core::node::launch::cores;
 use antelog_core::node::{Idle, LaunchMode};
 use antelog_profile::bench::{self, BenchConfig, IdleCounts, Rig};
-use antelog_profile::demo::Labels;
 use antelog_profile::floor;
 use antelog_profile::log::RealClock;
 use antelog_protocol::{Ordering, ShardId};
 use clap::Args;
 
-use super::embedded::{EmbeddedLog, Layout, measured_config};
+use super::embedded::{EmbeddedLog, Layout, labels, measured_config};
+use super::transport::TransportArgs;
 use super::{Outcome, Stop, output};
 
 #[derive(Args)]
@@ -50,6 +50,8 @@ pub struct BenchArgs {
     /// Leave out the idle cluster
     #[arg(long)]
     no_idle: bool,
+    #[command(flatten)]
+    transport: TransportArgs,
     /// Also write the result as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -116,9 +118,8 @@ pub fn run(args: &BenchArgs) -> Outcome {
     let mode = |name: &String| Ordering::from_name(name).ok_or_else(|| format!("--ordering {name}: no such ordering"));
     let modes = args.ordering.iter().map(mode).collect::<Result<Vec<_>, _>>()?;
     output::check_writable(args.json.as_deref())?;
-    let available = cores().len();
     let layout = Layout::of(args.shards);
-    let config = measured_config("bench", args.shards, args.quota, &layout, &args.set)?;
+    let config = measured_config("bench", args.shards, args.quota, &layout, &args.transport, &args.set)?;
     let bench = BenchConfig {
         modes,
         shards: (0..args.shards).map(ShardId).collect(),
@@ -129,12 +130,7 @@ pub fn run(args: &BenchArgs) -> Outcome {
         measure_ns: (args.seconds * 1e9) as u64,
         floor_cores: if args.no_floor { Vec::new() } else { floor::available_cores() },
         idle: !args.no_idle,
-        labels: Labels {
-            transport: "tcp (io_uring, loopback)".into(),
-            durability: "replicated".into(),
-            launch: format!("{} + {}", config.launch.mode, config.launch.idle),
-            cores: available,
-        },
+        labels: labels(&config)?,
     };
     let mut rig = BenchRig { config, cluster: None };
     // The client's thread is pinned beside the cluster's; this one keeps its freedom for what comes after.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use antelog_core::node::Idle;
 use antelog_profile::consumer::{Compute, ConsumerConfig};
 use antelog_profile::demo::{self, DemoConfig, report};
 use antelog_profile::load::{Arrivals, LoadConfig, even_writers};
@@ -10,6 +11,7 @@ use antelog_protocol::Ordering;
 use clap::Args;
 
 use super::embedded::{self, EmbeddedBench, Layout, RECORD_BYTES};
+use super::transport::TransportArgs;
 use super::{Outcome, Stop, output};
 
 #[derive(Args)]
@@ -38,6 +40,11 @@ pub struct DemoArgs {
     /// Shards, each a primary and a backup
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=16))]
     shards: u16,
+    /// A process for each node instead of threads in this one
+    #[arg(long)]
+    processes: bool,
+    #[command(flatten)]
+    transport: TransportArgs,
     /// Poisson arrivals instead of regular ones
     #[arg(long)]
     poisson: bool,
@@ -50,7 +57,11 @@ pub struct DemoArgs {
 pub fn run(args: &DemoArgs) -> Outcome {
     output::check_writable(args.json.as_deref())?;
     let layout = Layout::of(args.shards);
-    let config = embedded::config(args.shards, args.rate, &layout, &args.set)?;
+    let mut config = embedded::config(args.shards, args.rate, &layout, &args.transport, &args.set)?;
+    if args.processes {
+        // As many threads as nodes, on the cores there are: nobody spins while others have work.
+        config.launch.idle = Idle::Park;
+    }
     embedded::check_rate(args.rate)?;
     if !(args.compute_ms >= 0.0 && args.compute_ms <= 10_000.0) {
         return Err(Stop::Failed(format!("--compute-ms {}: expected milliseconds up to 10000", args.compute_ms)));
@@ -77,9 +88,12 @@ pub fn run(args: &DemoArgs) -> Outcome {
         hog: None,
         seed,
         quiet: false,
-        labels: embedded::labels(&config),
+        labels: embedded::labels(&config)?,
     };
     let mut bench = EmbeddedBench::new(config, &layout, Default::default());
+    if args.processes {
+        bench = bench.in_processes();
+    }
     let result = embedded::on_client_core(&layout, move || demo::run(&mut bench, &RealClock, demo))??;
     output::print(report::table(&result).trim_end())?;
     if let Some(path) = &args.json {

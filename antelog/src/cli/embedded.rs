@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering as Atomic};
 use std::time::{Duration, Instant};
 
 use antelog::cluster::{Cluster, Nodes};
-use antelog::{ClientOptions, DrivenSession, driven_session};
+use antelog::{ClientOptions, DrivenSession, Error, driven_session};
 use antelog_core::client::session::AppendError;
 use antelog_core::client::{Record, SessionHandler, Slot, SubscriptionId};
 use antelog_core::config::Config;
@@ -20,6 +20,8 @@ use antelog_protocol::{Ordering, Position, Refusal, ShardId};
 
 use super::Stop;
 use super::nodes::embedded_config;
+use super::processes::Processes;
+use super::transport::{self, TransportArgs, config_options};
 
 /// Time for a fresh cluster to answer its first client.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
@@ -29,16 +31,33 @@ pub const RECORD_BYTES: usize = 4096;
 /// Starts clusters and connects to them.
 pub struct EmbeddedBench {
     config: Config,
+    /// A process for each node instead of threads in this one.
+    processes: bool,
     /// Yield the core when there is nothing to do, because others need it.
     yields: bool,
     interrupted: Arc<AtomicBool>,
-    cluster: Option<Cluster>,
+    cluster: Option<Started>,
+}
+
+/// A cluster at work.
+enum Started {
+    Here(Cluster),
+    Processes(Processes),
 }
 
 impl EmbeddedBench {
     /// A bench for clusters of this configuration, laid out like this; a run ends when `interrupted` becomes true.
     pub fn new(config: Config, layout: &Layout, interrupted: Arc<AtomicBool>) -> EmbeddedBench {
-        EmbeddedBench { config, yields: layout.client_core.is_none(), interrupted, cluster: None }
+        let yields = layout.client_core.is_none();
+        EmbeddedBench { config, processes: false, yields, interrupted, cluster: None }
+    }
+
+    /// Runs each node in a process of its own.
+    #[must_use]
+    pub fn in_processes(mut self) -> EmbeddedBench {
+        self.processes = true;
+        self.yields = true;
+        self
     }
 }
 
@@ -50,9 +69,23 @@ pub struct EmbeddedLog {
 impl EmbeddedLog {
     /// Connects to a cluster that was just started.
     pub fn connect(cluster: &Cluster) -> Result<EmbeddedLog, String> {
-        let seeds = cluster.client_addresses().to_vec();
-        let mut session = driven_session(&ClientOptions::new(seeds)).map_err(|e| e.to_string())?;
+        EmbeddedLog::connect_to(cluster.client_addresses(), cluster.config())
+    }
+
+    fn connect_to(gates: &[String], config: &Config) -> Result<EmbeddedLog, String> {
+        let mut options = ClientOptions::new(gates.to_vec());
+        options.network = config_options(config);
         let started = Instant::now();
+        let mut session = loop {
+            match driven_session(&options) {
+                Ok(session) => break session,
+                // Processes take a moment to listen.
+                Err(Error::Connect { .. }) if started.elapsed() < CONNECT_TIME => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                Err(error) => return Err(error.to_string()),
+            }
+        };
         let mut connecting = Connecting::default();
         while session.map().is_none() {
             session.duty_cycle(now_ns(), &mut connecting);
@@ -111,7 +144,11 @@ impl Host for EmbeddedBench {
     }
 
     fn counted(&mut self) -> Counted {
-        let counters = self.cluster.as_ref().map(Cluster::counters).unwrap_or_default();
+        let counters = match &self.cluster {
+            None => Vec::new(),
+            Some(Started::Here(cluster)) => cluster.counters(),
+            Some(Started::Processes(processes)) => processes.counters(),
+        };
         counters.into_iter().filter(|(name, _)| name.starts_with("shard-") || name.starts_with("sequencer.")).collect()
     }
 
@@ -129,13 +166,27 @@ impl Bench for EmbeddedBench {
             shard.tick_phase_us = Some(tick_phase_us(config.cluster.tick_us, shard.id, repetition));
         }
         config.cluster.ordering = mode;
+        if self.processes {
+            let processes = Processes::start(config.clone())?;
+            let connected = EmbeddedLog::connect_to(processes.clients(), &config);
+            let Started::Processes(processes) = self.cluster.insert(Started::Processes(processes)) else {
+                unreachable!("it was just put there")
+            };
+            return connected.map_err(|error| processes.failure().unwrap_or(error));
+        }
         let cluster = Cluster::start(config, Nodes::All, Arc::new(|_: &str| {}))?;
-        EmbeddedLog::connect(self.cluster.insert(cluster))
+        let connected = EmbeddedLog::connect(&cluster);
+        self.cluster = Some(Started::Here(cluster));
+        connected
     }
 
     fn stop(&mut self, log: EmbeddedLog) -> Result<(), String> {
         drop(log);
-        self.cluster.take().and_then(Cluster::stop).map_or(Ok(()), Err)
+        match self.cluster.take() {
+            Some(Started::Here(cluster)) => cluster.stop().map_or(Ok(()), Err),
+            Some(Started::Processes(mut processes)) => processes.failure().map_or(Ok(()), Err),
+            None => Ok(()),
+        }
     }
 }
 
@@ -179,12 +230,26 @@ fn layout(cores: usize, agents: usize) -> Layout {
 }
 
 /// The configuration of a cluster for measurements at so many records/s and shard.
-pub fn config(shards: u16, rate_per_s: f64, layout: &Layout, set: &[String]) -> Result<Config, String> {
-    measured_config("demo", shards, (rate_per_s * 0.001).round().max(1.0) as u32, layout, set)
+pub fn config(
+    shards: u16,
+    rate_per_s: f64,
+    layout: &Layout,
+    transport: &TransportArgs,
+    set: &[String],
+) -> Result<Config, String> {
+    let quota = (rate_per_s * 0.001).round().max(1.0) as u32;
+    measured_config("demo", shards, quota, layout, transport, set)
 }
 
 /// The configuration of a cluster to be measured; `set` overrides what is chosen here.
-pub fn measured_config(name: &str, shards: u16, quota: u32, layout: &Layout, set: &[String]) -> Result<Config, String> {
+pub fn measured_config(
+    name: &str,
+    shards: u16,
+    quota: u32,
+    layout: &Layout,
+    transport: &TransportArgs,
+    set: &[String],
+) -> Result<Config, String> {
     let mut config = embedded_config(shards, "127.0.0.1:0", quota);
     let c = &mut config.cluster;
     c.name = name.into();
@@ -196,17 +261,22 @@ pub fn measured_config(name: &str, shards: u16, quota: u32, layout: &Layout, set
     c.clients_max = 16;
     (config.launch.mode, config.launch.idle) = (layout.mode, layout.idle);
     config.launch.prefault = true;
-    Config::parse(&config.to_string(), set).map_err(|e| e.to_string())
+    let mut config = Config::parse(&config.to_string(), set).map_err(|e| e.to_string())?;
+    transport.apply(&mut config);
+    Ok(config)
 }
 
 /// What reports say about such a cluster.
-pub fn labels(config: &Config) -> Labels {
-    Labels {
-        transport: "tcp (io_uring, loopback)".into(),
+///
+/// # Errors
+/// RDMA is insisted on and cannot be used.
+pub fn labels(config: &Config) -> Result<Labels, String> {
+    Ok(Labels {
+        transport: transport::label(config)?,
         durability: "replicated".into(),
         launch: format!("{} + {}", config.launch.mode, config.launch.idle),
         cores: cores().len(),
-    }
+    })
 }
 
 /// A rate given on the command line.

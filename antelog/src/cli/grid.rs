@@ -15,6 +15,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use super::embedded::{self, EmbeddedBench, Layout, RECORD_BYTES};
+use super::transport::TransportArgs;
 use super::{Outcome, Stop, output};
 
 /// Longest computation in milliseconds.
@@ -65,6 +66,8 @@ pub struct GridArgs {
     /// Repeat the order of runs and the arrivals of an earlier grid
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    #[command(flatten)]
+    transport: TransportArgs,
     /// Also write the result as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -87,8 +90,9 @@ pub fn run(args: &GridArgs) -> Outcome {
             .map_err(|e| format!("cannot catch signals: {e}"))?;
     }
     let (limit, shards, set) = (args.limit, args.shards, args.set.clone());
+    let transport = args.transport.clone();
     let start = move |cell: &Cell| {
-        let config = cluster_config(cell, shards, &layout, &set)?;
+        let config = cluster_config(cell, shards, &layout, &transport, &set)?;
         Ok(EmbeddedBench::new(config, &layout, interrupted.clone()))
     };
     let tell = move |result: &CellResult| output::print(&report::cell(result, limit));
@@ -106,8 +110,14 @@ fn write_json(args: &GridArgs, grid: &Grid) -> Outcome {
     }
 }
 
-fn cluster_config(cell: &Cell, shards: u16, layout: &Layout, set: &[String]) -> Result<Config, String> {
-    let mut config = embedded::config(shards, mean_rate_per_s(&cell.writers), layout, set)?;
+fn cluster_config(
+    cell: &Cell,
+    shards: u16,
+    layout: &Layout,
+    transport: &TransportArgs,
+    set: &[String],
+) -> Result<Config, String> {
+    let mut config = embedded::config(shards, mean_rate_per_s(&cell.writers), layout, transport, set)?;
     if cell.scenario == Scenario::SlowShard
         && let Some(last) = config.shards.last_mut()
     {
@@ -129,9 +139,9 @@ fn grid_config(args: &GridArgs, layout: &Layout) -> Result<GridConfig, Stop> {
     if !(seconds > 0.0 && seconds <= 3600.0) {
         return wrong(format!("--seconds {seconds}: expected more than 0"));
     }
-    let cluster = embedded::config(args.shards, args.rate, layout, &args.set)?;
+    let cluster = embedded::config(args.shards, args.rate, layout, &args.transport, &args.set)?;
     let hog = HogConfig { core: args.hog_core.or(layout.client_core).unwrap_or_default(), duty: args.hog_duty / 100.0 };
-    let labels = embedded::labels(&cluster);
+    let labels = embedded::labels(&cluster)?;
     if hog.core >= labels.cores {
         return wrong(format!(
             "--hog-core {}: this process may use {} core(s), numbered from 0",

@@ -10,12 +10,15 @@ mod grid;
 mod members;
 mod nodes;
 mod output;
+mod processes;
 mod profile;
 mod query;
 mod sim;
 mod subscribe;
+mod transport;
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use antelog::{Client, ClientOptions};
 use clap::{Args, Parser, Subcommand};
@@ -91,6 +94,8 @@ pub struct ClusterArgs {
     /// Refuse to talk to a cluster of another name
     #[arg(long, value_name = "NAME")]
     cluster_name: Option<String>,
+    #[command(flatten)]
+    transport: transport::TransportArgs,
 }
 
 impl ClusterArgs {
@@ -98,6 +103,10 @@ impl ClusterArgs {
         let mut options = ClientOptions::new(self.cluster.iter().cloned());
         if let Some(name) = &self.cluster_name {
             options.cluster_name = name.clone();
+        }
+        options.network = self.transport.options();
+        if self.transport.is_given() {
+            options.log = Some(Arc::new(|line: &str| eprintln!("antelog: {line}")));
         }
         Client::connect(options).map_err(|e| e.to_string())
     }

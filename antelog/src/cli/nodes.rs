@@ -10,10 +10,13 @@ use clap::{Args, Subcommand};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use super::transport::TransportArgs;
 use super::{DEFAULT_ADDRESS, Outcome, Stop, output};
 
 /// How often a running node looks whether it should end.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Counters are written once in so many looks.
+const LOOKS_PER_WRITE: u64 = 4;
 
 #[derive(Args)]
 pub struct DevArgs {
@@ -26,6 +29,11 @@ pub struct DevArgs {
     /// Shards more that stand by: `antelog shard add` lets them take part
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=64))]
     standby: u16,
+    #[command(flatten)]
+    transport: TransportArgs,
+    /// Write all counters to this file, every fifth of a second
+    #[arg(long, value_name = "FILE")]
+    counters: Option<PathBuf>,
     /// Change a key of [cluster] or [launch], like cluster.tick_us=500
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
@@ -39,6 +47,11 @@ pub struct NodeArgs {
     /// The number of the node to run
     #[arg(long, value_name = "N")]
     id: u16,
+    #[command(flatten)]
+    transport: TransportArgs,
+    /// Write all counters to this file, every fifth of a second
+    #[arg(long, value_name = "FILE")]
+    counters: Option<PathBuf>,
     /// Change a key of [cluster] or [launch], like launch.idle=spin
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
@@ -107,7 +120,9 @@ pub fn dev(args: &DevArgs) -> Outcome {
     let mut config = embedded_config(args.shards + args.standby, &args.listen, 10);
     config.cluster.name = "dev".into();
     config.shards.iter_mut().skip(args.shards.into()).for_each(|shard| shard.standby = true);
-    let config = Config::parse(&config.to_string(), &overrides(&args.set)).map_err(|e| e.to_string())?;
+    let mut config = Config::parse(&config.to_string(), &overrides(&args.set)).map_err(|e| e.to_string())?;
+    args.transport.apply(&mut config);
+    output::check_writable(args.counters.as_deref())?;
     let mut signals = catch_signals()?;
     let cluster = Cluster::start(config, Nodes::All, to_stderr())?;
     let config = cluster.config();
@@ -115,19 +130,23 @@ pub fn dev(args: &DevArgs) -> Outcome {
     output::print(&format!(
         "antelog dev: {}{} shards × (primary + backup) and a sequencer, {} ordering, {}\n\
          each replica keeps {} MiB in memory; nothing is written to disk\n\
+         network: {}\n\
          clients connect to {addresses}; Ctrl-C ends it",
         args.shards,
         if args.standby > 0 { format!(" + {} standby", args.standby) } else { String::new() },
         config.cluster.ordering.name(),
         cluster.launch_text(),
         config.cluster.region_bytes >> 20,
+        cluster.network_text(),
     ))?;
-    wait(cluster, &mut signals)
+    wait(cluster, &mut signals, args.counters.as_deref())
 }
 
 /// Runs one node until a signal.
 pub fn node(args: &NodeArgs) -> Outcome {
-    let config = load(&args.config, &args.set)?;
+    let mut config = load(&args.config, &args.set)?;
+    args.transport.apply(&mut config);
+    output::check_writable(args.counters.as_deref())?;
     let mut signals = catch_signals()?;
     output::print(&format!("{config}"))?;
     let cluster =
@@ -139,7 +158,8 @@ pub fn node(args: &NodeArgs) -> Outcome {
         addresses => format!(", clients connect to {}", addresses.join(", ")),
     };
     output::print(&format!("# node {} ({role}) is up, {}{serving}", args.id, cluster.launch_text()))?;
-    wait(cluster, &mut signals)
+    output::print(&format!("# network: {}", cluster.network_text()))?;
+    wait(cluster, &mut signals, args.counters.as_deref())
 }
 
 fn load(path: &Path, set: &[String]) -> Result<Config, Stop> {
@@ -158,13 +178,30 @@ fn catch_signals() -> Result<Signals, Stop> {
     Signals::new([SIGINT, SIGTERM]).map_err(|e| Stop::Failed(format!("cannot catch signals: {e}")))
 }
 
-fn wait(cluster: Cluster, signals: &mut Signals) -> Outcome {
+fn wait(cluster: Cluster, signals: &mut Signals, counters: Option<&Path>) -> Outcome {
+    let mut looks = 0u64;
     while signals.pending().next().is_none() {
+        if let Some(file) = counters.filter(|_| looks.is_multiple_of(LOOKS_PER_WRITE)) {
+            write_counters(&cluster, file)?;
+        }
+        looks += 1;
         if let Some(failure) = cluster.failure() {
             cluster.stop();
             return Err(Stop::Failed(failure));
         }
         std::thread::sleep(LOOK_EVERY);
     }
+    if let Some(file) = counters {
+        write_counters(&cluster, file)?;
+    }
     cluster.stop().map_or(Ok(()), |failure| Err(Stop::Failed(failure)))
+}
+
+/// Replaces the file as a whole: readers never see half of it.
+fn write_counters(cluster: &Cluster, file: &Path) -> Outcome {
+    let text: String = cluster.counters().iter().map(|(name, value)| format!("{name} {value}\n")).collect();
+    let mut fresh = file.as_os_str().to_owned();
+    fresh.push(".new");
+    let written = std::fs::write(&fresh, text).and_then(|()| std::fs::rename(&fresh, file));
+    written.map_err(|e| Stop::Failed(format!("cannot write {}: {e}", file.display())))
 }
