@@ -33,6 +33,7 @@ pub struct EmbeddedBench {
     config: Config,
     /// A process for each node instead of threads in this one.
     processes: bool,
+    has_said: bool,
     /// Yield the core when there is nothing to do, because others need it.
     yields: bool,
     interrupted: Arc<AtomicBool>,
@@ -49,7 +50,7 @@ impl EmbeddedBench {
     /// A bench for clusters of this configuration, laid out like this; a run ends when `interrupted` becomes true.
     pub fn new(config: Config, layout: &Layout, interrupted: Arc<AtomicBool>) -> EmbeddedBench {
         let yields = layout.client_core.is_none();
-        EmbeddedBench { config, processes: false, yields, interrupted, cluster: None }
+        EmbeddedBench { config, processes: false, has_said: false, yields, interrupted, cluster: None }
     }
 
     /// Runs each node in a process of its own.
@@ -184,7 +185,13 @@ impl Bench for EmbeddedBench {
         drop(log);
         match self.cluster.take() {
             Some(Started::Here(cluster)) => cluster.stop().map_or(Ok(()), Err),
-            Some(Started::Processes(mut processes)) => processes.failure().map_or(Ok(()), Err),
+            Some(Started::Processes(mut processes)) => {
+                if !std::mem::replace(&mut self.has_said, true) {
+                    // Which network each pair of nodes took, and why: the same in every repetition.
+                    processes.said().iter().for_each(|line| eprintln!("antelog: {line}"));
+                }
+                processes.failure().map_or(Ok(()), Err)
+            }
             None => Ok(()),
         }
     }
