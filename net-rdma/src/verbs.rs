@@ -265,6 +265,9 @@ impl Provider for Device {
 
     fn connect(&mut self, queue: QueueId, psn: u32, peer: &End, patience: Patience) -> Result<(), ProviderError> {
         let (place, here) = (self.place.clone(), self.here);
+        if here.address.is_infiniband != peer.port.is_infiniband {
+            return Err(place.refused("one end is InfiniBand and the other Ethernet: they cannot reach each other"));
+        }
         let what = |states: &'static str| {
             let peer_text = format!("queue pair {} at {}", peer.number, causes::port_text(&peer.port));
             move |pair: &objects::QueuePair| {

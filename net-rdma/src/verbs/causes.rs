@@ -70,9 +70,6 @@ pub(super) fn no_init(error: &io::Error) -> String {
 /// RTR is refused: the step that finds the way to the peer.
 pub(super) fn no_route(error: &io::Error, place: &Place, port: &PortAddress, peer: &PortAddress) -> String {
     let Place { device, port: number, gid_index } = place;
-    if port.is_infiniband != peer.is_infiniband {
-        return "one end is InfiniBand and the other Ethernet: they cannot reach each other".to_owned();
-    }
     let is_v4 = |gid: &[u8; 16]| Ipv6Addr::from(*gid).to_ipv4_mapped().is_some();
     if !port.is_infiniband && is_v4(&port.gid) != is_v4(&peer.gid) {
         return "one end has an IPv4 GID and the other an IPv6 one: choose GIDs of one family".to_owned();
@@ -151,9 +148,6 @@ mod tests {
         let place = Place { device: "rxe0".to_owned(), port: 1, gid_index: 0 };
         let error = io::Error::from_raw_os_error(libc::EINVAL);
         let ethernet = PortAddress { gid: [0; 16], lid: 0, mtu_bytes: 1024, is_infiniband: false };
-        let infiniband = PortAddress { is_infiniband: true, ..ethernet };
-        let text = no_route(&error, &place, &ethernet, &infiniband);
-        assert_eq!(text, "one end is InfiniBand and the other Ethernet: they cannot reach each other");
         let mut v4 = ethernet;
         v4.gid[10..12].copy_from_slice(&[0xFF, 0xFF]);
         let text = no_route(&error, &place, &ethernet, &v4);
