@@ -266,7 +266,8 @@ impl World {
             );
             ours.requests_used += 1;
             if ours.state == State::Error {
-                self.complete(device, index, Side::Send, request.id, Err(Failure::Flushed), 1);
+                let frees = std::mem::take(&mut ours.uncovered) + 1;
+                self.complete(device, index, Side::Send, request.id, Err(Failure::Flushed), frees);
             } else {
                 ours.stream.messages.push_back(message);
             }
@@ -404,11 +405,11 @@ impl World {
         ours.state = State::Error;
         let messages = std::mem::take(&mut ours.stream).messages;
         let receives = std::mem::take(&mut ours.receives);
-        let mut frees = std::mem::take(&mut ours.uncovered) + 1;
         let mut failure = request;
         for message in messages {
+            let frees = std::mem::take(&mut self.queue_mut(device, queue).uncovered) + 1;
             self.complete(device, queue, Side::Send, message.id, Err(failure), frees);
-            (failure, frees) = (Failure::Flushed, 1);
+            failure = Failure::Flushed;
         }
         let mut failure = receive;
         for receive in receives {
