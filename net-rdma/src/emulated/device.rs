@@ -387,7 +387,7 @@ impl World {
             let executed = ours.stream.executed;
             let count = self.rng.below(executed + 1);
             self.acknowledge(device, queue, count);
-            self.to_error(device, queue, Failure::Flushed, Failure::Flushed);
+            self.put_in_error(device, queue, Failure::Flushed, Failure::Flushed);
         }
     }
 
@@ -399,7 +399,7 @@ impl World {
     }
 
     /// Puts a queue into error: the oldest request and receive fail as given, the others are flushed.
-    pub(super) fn to_error(&mut self, device: usize, queue: usize, request: Failure, receive: Failure) {
+    pub(super) fn put_in_error(&mut self, device: usize, queue: usize, request: Failure, receive: Failure) {
         self.leave_orphan(device, queue);
         let ours = self.queue_mut(device, queue);
         ours.state = State::Error;
