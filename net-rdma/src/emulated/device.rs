@@ -266,7 +266,8 @@ impl World {
             );
             ours.requests_used += 1;
             if ours.state == State::Error {
-                self.complete(device, index, Side::Send, request.id, Err(Failure::Flushed), 1);
+                let frees = std::mem::take(&mut ours.uncovered) + 1;
+                self.complete(device, index, Side::Send, request.id, Err(Failure::Flushed), frees);
             } else {
                 ours.stream.messages.push_back(message);
             }
@@ -386,7 +387,7 @@ impl World {
             let executed = ours.stream.executed;
             let count = self.rng.below(executed + 1);
             self.acknowledge(device, queue, count);
-            self.to_error(device, queue, Failure::Flushed, Failure::Flushed);
+            self.put_in_error(device, queue, Failure::Flushed, Failure::Flushed);
         }
     }
 
@@ -398,17 +399,17 @@ impl World {
     }
 
     /// Puts a queue into error: the oldest request and receive fail as given, the others are flushed.
-    pub(super) fn to_error(&mut self, device: usize, queue: usize, request: Failure, receive: Failure) {
+    pub(super) fn put_in_error(&mut self, device: usize, queue: usize, request: Failure, receive: Failure) {
         self.leave_orphan(device, queue);
         let ours = self.queue_mut(device, queue);
         ours.state = State::Error;
         let messages = std::mem::take(&mut ours.stream).messages;
         let receives = std::mem::take(&mut ours.receives);
-        let mut frees = std::mem::take(&mut ours.uncovered) + 1;
         let mut failure = request;
         for message in messages {
+            let frees = std::mem::take(&mut self.queue_mut(device, queue).uncovered) + 1;
             self.complete(device, queue, Side::Send, message.id, Err(failure), frees);
-            (failure, frees) = (Failure::Flushed, 1);
+            failure = Failure::Flushed;
         }
         let mut failure = receive;
         for receive in receives {

@@ -83,7 +83,7 @@ impl World {
             return;
         }
         if ours.attempts > u32::from(patience.retries) {
-            return self.to_error(device, queue, Failure::Unreachable, Failure::Flushed);
+            return self.put_in_error(device, queue, Failure::Unreachable, Failure::Flushed);
         }
         let is_ready = now_ns >= ours.not_ready_until_ns;
         let Some(target) = self.target(&route) else { return self.stall(device, queue) };
@@ -101,8 +101,8 @@ impl World {
                 Progress::Refused(receive) => {
                     let executed = self.queue_mut(device, queue).stream.executed;
                     self.acknowledge(device, queue, executed);
-                    self.to_error(device, queue, Failure::Refused, Failure::Flushed);
-                    return self.to_error(target.0, target.1, Failure::Flushed, receive);
+                    self.put_in_error(device, queue, Failure::Refused, Failure::Flushed);
+                    return self.put_in_error(target.0, target.1, Failure::Flushed, receive);
                 }
             }
         }
@@ -279,7 +279,7 @@ impl World {
             let Some(target) = self.target(&orphan.route) else { continue };
             match self.advance_stream(target.0, &mut orphan.stream, target) {
                 Progress::Moved if orphan.stream.executed < orphan.stream.messages.len() => self.orphans.push(orphan),
-                Progress::Refused(receive) => self.to_error(target.0, target.1, Failure::Flushed, receive),
+                Progress::Refused(receive) => self.put_in_error(target.0, target.1, Failure::Flushed, receive),
                 // Nobody is left to send again.
                 _ => {}
             }
