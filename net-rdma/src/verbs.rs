@@ -403,3 +403,40 @@ fn translate(polled: &ffi::ibv_wc) -> Completion {
     };
     Completion { id: polled.wr_id, result }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use antelog_core::mem::sys;
+
+    /// The first device whose first port has an address, whatever kind it is.
+    fn any_device() -> Option<Device> {
+        let names = std::fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten();
+        let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let mut places =
+            names.flat_map(|device| (0..8).map(move |gid_index| Place { device: device.clone(), port: 1, gid_index }));
+        places.find_map(|place| Device::open(&place, 1, 16).ok())
+    }
+
+    /// Soft-RoCE does not vanish under its users, so its descriptor is exchanged for one that fails as theirs would.
+    #[test]
+    fn a_device_that_vanished_is_reported_once_and_wakes_nobody() {
+        let Some(mut device) = any_device() else {
+            println!("skipped: no RDMA device");
+            return;
+        };
+        device.create(QueueId(0), 4, 4).unwrap();
+        assert_eq!(device.event(), None);
+        let folder = std::fs::File::open("/").unwrap();
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&folder);
+        // SAFETY: both descriptors are open; reading a folder fails, which is all that happens to it.
+        assert!(unsafe { libc::dup2(fd, device.context.events_fd()) } >= 0);
+        assert_eq!(device.event(), Some(DeviceEvent::Lost));
+        assert_eq!(device.event(), None);
+        device.arm();
+        device.fail(QueueId(0));
+        assert_eq!(device.event(), None);
+        let fd = device.wait_fd().unwrap();
+        assert_eq!(sys::ppoll(&mut [sys::readable(fd)], Some(0)).unwrap(), 0);
+    }
+}
