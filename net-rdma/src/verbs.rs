@@ -70,6 +70,10 @@ impl Place {
 
 /// An open device.
 ///
+/// Its descriptor ([`Provider::wait_fd`]) becomes readable for a completion after [`Provider::arm`], and also for an event
+/// of the device, until [`Provider::event`] has taken it: whoever is woken looks at both. Connecting on RoCE may wait for
+/// the kernel to resolve the peer's address. The device has to be dropped by the process that opened it, not by a fork.
+///
 /// The order of the fields is the order of release: each before what it was made from.
 pub struct Device {
     queues: Vec<Option<objects::QueuePair>>,
@@ -113,14 +117,16 @@ impl Device {
             .attributes()
             .map_err(|error| place.error("cannot tell the device's limits", &error, causes::not_opened(&error)))?;
         let (here, message_bytes_max) = examine_port(&context, place)?;
-        let set_up = |what: &str, error: io::Error| place.error(what, &error, &causes::no_completion_queue(&error));
-        let domain = objects::Domain::new(&context).map_err(|e| set_up("no protection domain", e))?;
-        let channel = objects::Channel::new(&context).map_err(|e| set_up("no completion channel", e))?;
+        let no_room = |what, error: io::Error| place.error(what, &error, &causes::no_room(&error));
+        let domain = objects::Domain::new(&context).map_err(|e| no_room("no protection domain", e))?;
+        let channel = objects::Channel::new(&context).map_err(|e| no_room("no completion channel", e))?;
         let wake = wake::Wake::new([channel.fd(), context.events_fd()])
             .map_err(|error| place.error("no epoll", &error, "raise the limit of open files (ulimit -n)"))?;
         let entries = attributes.max_cqe.min(i32::try_from(completions).unwrap_or(i32::MAX)).max(1);
-        let completions = objects::CompletionQueue::new(&context, entries, &channel)
-            .map_err(|e| set_up(&format!("no completion queue for {entries} completions"), e))?;
+        let completions = objects::CompletionQueue::new(&context, entries, &channel).map_err(|error| {
+            let what = format!("no completion queue for {entries} completions");
+            place.error(&what, &error, &causes::no_completion_queue(&error))
+        })?;
         let limits = Limits {
             message_bytes_max,
             completions: completions.len(),
@@ -231,7 +237,7 @@ impl Provider for Device {
     fn register(&mut self, region: &Arc<Region>, access: Access) -> Result<MemoryId, ProviderError> {
         let memory = objects::Memory::new(&self.domain, region, access).map_err(|error| {
             let what = format!("cannot register {} bytes of memory", region.len());
-            self.place.error(&what, &error, &causes::not_registered(&error))
+            self.place.error(&what, &error, &causes::no_room(&error))
         })?;
         let id = u32::try_from(self.memories.len()).expect("fewer than 2^32 regions");
         self.memories.push(memory);
@@ -396,4 +402,41 @@ fn translate(polled: &ffi::ibv_wc) -> Completion {
         (status, _) => Err(Failure::Other(status)),
     };
     Completion { id: polled.wr_id, result }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use antelog_core::mem::sys;
+
+    /// The first device whose first port has an address, whatever kind it is.
+    fn any_device() -> Option<Device> {
+        let names = std::fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten();
+        let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let mut places =
+            names.flat_map(|device| (0..8).map(move |gid_index| Place { device: device.clone(), port: 1, gid_index }));
+        places.find_map(|place| Device::open(&place, 1, 16).ok())
+    }
+
+    /// Soft-RoCE does not vanish under its users, so its descriptor is exchanged for one that fails as theirs would.
+    #[test]
+    fn a_device_that_vanished_is_reported_once_and_wakes_nobody() {
+        let Some(mut device) = any_device() else {
+            println!("skipped: no RDMA device");
+            return;
+        };
+        device.create(QueueId(0), 4, 4).unwrap();
+        assert_eq!(device.event(), None);
+        let folder = std::fs::File::open("/").unwrap();
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&folder);
+        // SAFETY: both descriptors are open; reading a folder fails, which is all that happens to it.
+        assert!(unsafe { libc::dup2(fd, device.context.events_fd()) } >= 0);
+        assert_eq!(device.event(), Some(DeviceEvent::Lost));
+        assert_eq!(device.event(), None);
+        device.arm();
+        device.fail(QueueId(0));
+        assert_eq!(device.event(), None);
+        let fd = device.wait_fd().unwrap();
+        assert_eq!(sys::ppoll(&mut [sys::readable(fd)], Some(0)).unwrap(), 0);
+    }
 }

@@ -3,9 +3,10 @@
 //! Where there is no such port every test says that it was skipped. Waits have limits so that a fault ends the test; no
 //! outcome depends on how long anything took.
 
+mod common;
+
 use std::fs;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use antelog_net_rdma::provider::{
     QueueId, Receive, Request,
 };
 use antelog_net_rdma::verbs::{Device, Place, REQUESTS_PER_POST};
+use common::place;
 
 /// Bytes each node registers for its peer to write.
 const MEMORY_BYTES: usize = 64 << 10;
@@ -27,39 +29,6 @@ const PATIENT: Patience = Patience { ack_timeout: 18, retries: 7 };
 const IMPATIENT: Patience = Patience { ack_timeout: 10, retries: 1 };
 /// After so long a test fails rather than hangs.
 const HANG: Duration = Duration::from_secs(60);
-
-/// The first port with a RoCE v2 address that is an IPv4 one; `None`, with a line that says so: skip.
-fn place() -> Option<Place> {
-    let found = find_place();
-    if found.is_none() {
-        println!("skipped: no RDMA device with a RoCE v2 port and an IPv4 address");
-    }
-    found
-}
-
-fn find_place() -> Option<Place> {
-    let names = |path: &Path| -> Vec<String> {
-        let entries = fs::read_dir(path).into_iter().flatten().flatten();
-        let mut names: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
-        names.sort();
-        names
-    };
-    let class = Path::new("/sys/class/infiniband");
-    for device in names(class) {
-        for port in names(&class.join(&device).join("ports")) {
-            let folder = class.join(&device).join("ports").join(&port);
-            for index in 0..=255u8 {
-                let read =
-                    |part: &str| fs::read_to_string(folder.join(part).join(index.to_string())).unwrap_or_default();
-                if read("gids").starts_with("0000:0000:0000:0000:0000:ffff:") && read("gid_attrs/types").contains("v2")
-                {
-                    return Some(Place { device, port: port.parse().ok()?, gid_index: index });
-                }
-            }
-        }
-    }
-    None
-}
 
 /// A device with one piece of memory that its peer may write.
 struct Node {
@@ -427,6 +396,15 @@ fn what_cannot_be_opened_or_connected_is_told_in_one_line() {
             println!("{text}");
         }
     }
+}
+
+#[test]
+fn a_machine_without_that_device_or_the_library_gets_one_line_too() {
+    let nowhere = Place { device: "nobody0".to_owned(), port: 1, gid_index: 0 };
+    let error = Device::open(&nowhere, 1, 16).unwrap_err();
+    println!("{error}");
+    let known = ["RDMA device nobody0, port 1, GID index 0: ", "cannot load libibverbs.so.1 ("];
+    assert!(known.iter().any(|start| error.text.starts_with(start)) && !error.text.contains('\n'), "{error}");
 }
 
 /// Set in the child that may lock only a little memory.

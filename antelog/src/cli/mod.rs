@@ -7,6 +7,7 @@ mod bench;
 mod demo;
 mod embedded;
 mod grid;
+mod host;
 mod members;
 mod nodes;
 mod output;
@@ -14,6 +15,7 @@ mod processes;
 mod profile;
 mod query;
 mod sim;
+mod soft_roce;
 mod subscribe;
 mod transport;
 
@@ -77,6 +79,11 @@ enum Command {
     Ordering(members::OrderingArgs),
     /// Run simulated clusters on virtual time from seeds, with faults, and check what clients are told
     Sim(sim::SimArgs),
+    /// Make an RDMA device in software, for machines without RDMA hardware
+    SoftRoce {
+        #[command(subcommand)]
+        command: soft_roce::SoftRoceCommand,
+    },
     /// Measure
     Profile {
         #[command(subcommand)]
@@ -127,6 +134,7 @@ pub fn main() -> ExitCode {
         Command::Shard { command } => members::shard(&command),
         Command::Ordering(args) => members::ordering(&args),
         Command::Profile { command } => profile::run(&command),
+        Command::SoftRoce { command } => soft_roce::command(&command),
         Command::Sim(args) => return exit(sim::run(&args)),
     };
     exit(result.map(|()| ExitCode::SUCCESS))

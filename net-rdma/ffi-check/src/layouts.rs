@@ -78,7 +78,10 @@ impl Report {
 /// Offsets of fields by our path and, where it differs, theirs. A `whole` structure also has the same size; a `prefix` is
 /// allocated by the library and ends here after the last field used.
 macro_rules! structures {
-    ($report:ident, $theirs:ident: $($extent:ident $name:ident { $($field:ident $(. $rest:ident)* $(= $($their:ident).+)?),* })*) => {
+    (
+        $report:ident, $theirs:ident:
+        $($extent:ident $name:ident { $($field:ident $(. $rest:ident)* $(= $($their:ident).+)?),* })*
+    ) => {
         $(
             structures!(@size $extent $report $theirs $name);
             $($report.compare(
@@ -89,7 +92,9 @@ macro_rules! structures {
         )*
     };
     (@offset $theirs:ident $name:ident [$($field:ident).+]) => { offset_of!($theirs::$name, $($field).+) as i64 };
-    (@offset $theirs:ident $name:ident [$($field:ident).+] $($their:ident).+) => { offset_of!($theirs::$name, $($their).+) as i64 };
+    (@offset $theirs:ident $name:ident [$($field:ident).+] $($their:ident).+) => {
+        offset_of!($theirs::$name, $($their).+) as i64
+    };
     (@size whole $report:ident $theirs:ident $name:ident) => {
         let what = concat!("size of ", stringify!($theirs), "::", stringify!($name));
         $report.compare(what, size_of::<ours::$name>() as i64, size_of::<$theirs::$name>() as i64);

@@ -48,8 +48,8 @@ pub(super) fn not_opened(error: &io::Error) -> &'static str {
 /// A completion queue that is refused.
 pub(super) fn no_completion_queue(error: &io::Error) -> String {
     match error.raw_os_error() {
-        Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM) => memory_limit(),
-        _ => "ask for fewer completions".to_owned(),
+        Some(libc::EINVAL) => "ask for fewer completions".to_owned(),
+        _ => no_room(error),
     }
 }
 
@@ -100,8 +100,8 @@ pub(super) fn not_posted(error: &io::Error) -> String {
     }
 }
 
-/// Memory that is not registered.
-pub(super) fn not_registered(error: &io::Error) -> String {
+/// Memory that is not registered, and what else takes some.
+pub(super) fn no_room(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM) => memory_limit(),
         other => gone_or(other, "see the kernel log"),

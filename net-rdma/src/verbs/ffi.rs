@@ -1,8 +1,8 @@
 //! libibverbs' binary interface, as far as this crate uses it, so that nothing of it is needed to build or start.
 //!
-//! All of it has been the same since rdma-core 39 and, but for the tail of `ibv_qp_attr`, since 2010. Structures that the
-//! library allocates end here after the last field that is read (what follows is locks, whose size is the platform's).
-//! Names are the library's own. The crate in `ffi-check` compares sizes, offsets and values with the headers.
+//! All of it has been the same since rdma-core 39. Structures that the library allocates end here after the last field
+//! that is read; what follows is mostly locks, whose size is the platform's. Names are the library's own. The crate in
+//! `ffi-check` compares sizes, offsets and values with bindings made from the headers.
 #![allow(non_camel_case_types)]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};

@@ -105,8 +105,8 @@ impl Context {
         check(unsafe { (self.library.get_async_event)(self.raw.as_ptr(), &mut event) })?;
         // SAFETY: any value is a port number; it means something for events of ports.
         let port = unsafe { event.element.port_num };
-        // SAFETY: the event was just taken. The object it is about is alive: nothing of this context is destroyed between the
-        // two calls, and destroying an object takes its events off the queue.
+        // SAFETY: the event was just taken. The object it is about is alive: nothing of this context is destroyed between
+        // the two calls, and destroying an object takes its events off the queue.
         unsafe { (self.library.ack_async_event)(&mut event) };
         Ok((event.event_type, port))
     }
