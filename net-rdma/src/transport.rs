@@ -166,6 +166,16 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         self
     }
 
+    /// Registers a region that will be exposed to peers, so that their admission need not wait for that: a log of a gigabyte
+    /// takes a good part of a second. Set-up only; a failure disables RDMA.
+    pub fn prepare(&mut self, region: &Arc<Region>) {
+        if self.device.is_some()
+            && let Err(error) = self.memory_of(region)
+        {
+            self.health.disable(&error.text);
+        }
+    }
+
     /// Whether data to this peer goes through a queue pair that is up.
     pub fn is_pair(&self, peer: PeerId) -> bool {
         matches!(self.routes.get(usize::from(peer.0)), Some(Route::Pair(pair)) if pair.is_up)
@@ -223,6 +233,14 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         let device = self.device.as_mut().ok_or_else(no_device)?;
         let limits = device.limits();
         let sizes = (self.options.requests.min(limits.requests_max), buffers.count());
+        // Every request and receive of a failing queue completes: an overrun would be the end of the device for us.
+        if (self.pairs + 1) * (sizes.0 + sizes.1) > limits.completions {
+            self.spare_buffers.push(buffers);
+            self.spare_staging.push((staging, staging_memory));
+            let text =
+                format!("the device's completion queue of {} is in use by {} pairs", limits.completions, self.pairs);
+            return Err(ProviderError { text, errno: libc::ENOSPC });
+        }
         let queue = QueueId(peer.0);
         let (number, inline_bytes) = device.create(queue, sizes.0, sizes.1)?;
         self.generation = self.generation.wrapping_add(1);

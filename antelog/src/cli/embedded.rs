@@ -23,8 +23,8 @@ use super::nodes::embedded_config;
 use super::processes::Processes;
 use super::transport::{self, TransportArgs, config_options};
 
-/// Time for a fresh cluster to answer its first client.
-const CONNECT_TIME: Duration = Duration::from_secs(5);
+/// Time for a fresh cluster to answer its first client; emulated machines need more than a moment for it.
+const CONNECT_TIME: Duration = Duration::from_secs(30);
 /// Bytes of a record in every measurement.
 pub const RECORD_BYTES: usize = 4096;
 

@@ -14,6 +14,7 @@ mod output;
 mod processes;
 mod profile;
 mod query;
+mod rdma_floor;
 mod sim;
 mod soft_roce;
 mod subscribe;

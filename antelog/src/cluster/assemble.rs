@@ -369,7 +369,9 @@ impl Assembler<'_> {
             counters,
         };
         Ok(Box::new(move || {
-            let transport = network.transport(2, Traffic::OrderStream, Some(&parts.counters))?;
+            let mut transport = network.transport(2, Traffic::OrderStream, Some(&parts.counters))?;
+            transport.prepare(&parts.region);
+            network.check()?;
             let agent = BackupAgent::new(parts, transport).map_err(|e| e.to_string())?;
             Ok(Box::new(agent) as Box<dyn Agent>)
         }))
