@@ -231,6 +231,8 @@ impl Pair {
         };
         let took = now_ns() - start;
         self.mirror.on_placed(placed);
+        // What a shard does in its next cycle.
+        self.mirror.pump(&mut self.here, self.log.0, Lsn(self.log.1));
         Ok(took)
     }
 

@@ -1,7 +1,9 @@
 //! Replicates a shard's log to one backup: every byte of the region goes to the same offset of the backup's region.
 //!
 //! Entries appended in one duty cycle are contiguous and leave as one write (two at the end of a lap) straight from the
-//! region, followed by a word that tells the backup how far the log reaches. `Placed` comes back with the lsn as token.
+//! region. `Placed` comes back with the lsn as token. A word tells the backup how far the log reaches, for it to verify: only
+//! what is placed, and not for every write but when nothing is under way or enough has gathered, since no record waits for
+//! that and each word would delay the one behind it.
 //! After a lost connection everything that was not placed is written again, to the same place: writing twice does no
 //! harm. See "Replication" in DESIGN.md.
 
@@ -25,6 +27,8 @@ pub const END_AT: usize = 0;
 
 /// Largest single write, in bytes.
 const WRITE_BYTES_MAX: u64 = 256 << 10;
+/// Bytes placed that are worth a word to the backup while more is under way, at most; a sixteenth of a small region.
+const ANNOUNCE_BYTES: u64 = 64 << 10;
 /// Most flushes whose placement is outstanding.
 const MARKS_MAX: usize = 1024;
 
@@ -38,7 +42,7 @@ pub struct Mirror {
     connected: bool,
     /// End of what was handed to the transport, in absolute bytes.
     sent: u64,
-    /// The end last announced to the backup.
+    /// The end last announced to the backup: `announced <= placed <= sent`.
     announced: u64,
     /// End of what is placed, in absolute bytes: where a new connection resumes.
     placed: u64,
@@ -116,6 +120,18 @@ impl Mirror {
         if !self.connected || (self.sent == tail && self.announced == tail) {
             return;
         }
+        self.write_entries(transport, tail, next_lsn);
+        let untold = self.placed - self.announced;
+        let is_idle = self.marks.is_empty() && self.sent == self.placed;
+        if untold > 0 && (is_idle || untold >= ANNOUNCE_BYTES.min(self.region_bytes / 16)) {
+            let remote = RemoteOffset { region: CONTROL_REGION, offset: END_AT };
+            if transport.write_inline(self.peer, &self.placed.to_le_bytes(), remote, Some(0)).is_ok() {
+                self.announced = self.placed;
+            }
+        }
+    }
+
+    fn write_entries<T: Transport>(&mut self, transport: &mut T, tail: u64, next_lsn: Lsn) {
         while self.sent < tail {
             let offset = self.sent % self.region_bytes;
             let len = (tail - self.sent).min(self.region_bytes - offset).min(WRITE_BYTES_MAX);
@@ -134,10 +150,6 @@ impl Mirror {
             if token.is_some() {
                 self.marks.push_back((self.sent, next_lsn));
             }
-        }
-        let remote = RemoteOffset { region: CONTROL_REGION, offset: END_AT };
-        if self.announced < tail && transport.write_inline(self.peer, &tail.to_le_bytes(), remote, Some(0)).is_ok() {
-            self.announced = tail;
         }
     }
 }
