@@ -88,12 +88,16 @@ impl Drop for Server {
     }
 }
 
-/// The binary with arguments, away from the environment's settings.
+/// The binary with arguments, away from the environment's settings. On another machine than the one that built it, `TEST_BINARY`
+/// says where it is; `TEST_ENVIRONMENT` has settings for all of its runs, like `ANTELOG_TRANSPORT=rdma`.
 pub fn antelog(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_antelog"));
+    let binary = std::env::var("TEST_BINARY").unwrap_or_else(|_| env!("CARGO_BIN_EXE_antelog").to_owned());
+    let mut command = Command::new(binary);
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ANTELOG_")) {
         command.env_remove(name);
     }
+    let settings = std::env::var("TEST_ENVIRONMENT").unwrap_or_default();
+    command.envs(settings.split_whitespace().filter_map(|setting| setting.split_once('=')));
     command.args(args);
     command
 }
