@@ -144,8 +144,9 @@ fn usable(host: &Host, found: &Discovery) -> Finding {
         }
         Err(text) => {
             let mend = match host.soft_roce_module() {
-                Module::Missing => "none in software either: see soft-RoCE below".to_owned(),
-                _ => "without RDMA hardware: sudo antelog soft-roce up".to_owned(),
+                _ if !found.devices.is_empty() => "mend what the lines about its devices and ports say",
+                Module::Missing => "none in software either: see soft-RoCE below",
+                _ => "without RDMA hardware: sudo antelog soft-roce up",
             };
             Finding::fail(Need::Rdma, "RDMA device", text, mend)
         }
