@@ -88,7 +88,8 @@ mod tests {
 
     #[test]
     fn memory_and_choices_are_read() {
-        let text = "MemTotal:       24653856 kB\nHugePages_Total:     512\nHugePages_Free:      500\nHugepagesize:       2048 kB\n";
+        let text = "MemTotal:       24653856 kB\n\
+                    HugePages_Total:     512\nHugePages_Free:      500\nHugepagesize:       2048 kB\n";
         assert_eq!(meminfo(text, "HugePages_Free"), Some(500));
         assert_eq!(meminfo(text, "Hugepagesize"), Some(2048));
         assert_eq!(meminfo(text, "HugePages"), None);

@@ -214,7 +214,8 @@ fn firewall(tried: &Tried) -> Finding {
         );
     };
     let open = format!(
-        "sudo nft insert rule inet filter input udp dport {ROCE_PORT} accept (firewalld: sudo firewall-cmd --add-port={ROCE_PORT}/udp)"
+        "sudo nft insert rule inet filter input udp dport {ROCE_PORT} accept \
+         (firewalld: sudo firewall-cmd --add-port={ROCE_PORT}/udp)"
     );
     match parse::firewall(rules, ROCE_PORT) {
         Firewall::Open => Finding::ok("firewall", format!("no rule against UDP port {ROCE_PORT}")),
