@@ -1,10 +1,12 @@
 //! The command line: parses, runs, and turns every error into one line and an exit code.
 //!
-//! Exit codes: 0 done, 1 failed (one line on standard error says why), 2 wrong usage; `sim` has more, see its help.
+//! Exit codes: 0 done, 1 failed (one line on standard error says why), 2 wrong usage; `sim` and `doctor` have
+//! more, see their help.
 
 mod append;
 mod bench;
 mod demo;
+mod doctor;
 mod embedded;
 mod grid;
 mod host;
@@ -80,6 +82,8 @@ enum Command {
     Ordering(members::OrderingArgs),
     /// Run simulated clusters on virtual time from seeds, with faults, and check what clients are told
     Sim(sim::SimArgs),
+    /// Look at what this machine lacks for RDMA and for speed; exit code 0: RDMA is usable, 3: TCP only, 1: broken
+    Doctor(doctor::DoctorArgs),
     /// Make an RDMA device in software, for machines without RDMA hardware
     SoftRoce {
         #[command(subcommand)]
@@ -135,6 +139,7 @@ pub fn main() -> ExitCode {
         Command::Shard { command } => members::shard(&command),
         Command::Ordering(args) => members::ordering(&args),
         Command::Profile { command } => profile::run(&command),
+        Command::Doctor(args) => return exit(doctor::run(&args)),
         Command::SoftRoce { command } => soft_roce::command(&command),
         Command::Sim(args) => return exit(sim::run(&args)),
     };
