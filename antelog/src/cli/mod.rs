@@ -10,6 +10,7 @@ mod doctor;
 mod embedded;
 mod grid;
 mod host;
+mod link;
 mod members;
 mod nodes;
 mod output;

@@ -5,27 +5,24 @@
 //! until its completion, which needs no processor at the other end; a message's until its receive completes there.
 
 use std::fmt::Write as _;
-use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use antelog::network::{Network, NetworkOptions, NodeTransport, Traffic};
 use antelog_core::channel::mirror::{CONTROL_BYTES, Mirror};
-use antelog_core::handshake::{Endpoint, Hello, Refusal, Welcome};
 use antelog_core::mem::Region;
 use antelog_core::node::now_ns;
-use antelog_core::path::{Ability, Path};
 use antelog_core::transport::{Event, LocalRange, PeerId, RegionKey, RemoteOffset, Transport};
 use antelog_net_rdma::health::Health;
 use antelog_net_rdma::provider::{
     Access, Completion, Done, End, Failure, Local, MemoryId, Operation, Patience, Provider, QueueId, Receive, Request,
 };
 use antelog_net_rdma::verbs::{Device, Place};
-use antelog_net_tcp::{Accept, Listener, TcpLink, dial};
 use antelog_profile::stats::{Series, Summary};
 use antelog_protocol::Lsn;
 use serde_json::json;
+
+use super::link::{Door, call};
 
 /// Bytes of a replicated record of 4 KiB: its entry in the log, header included.
 const ENTRY_BYTES: usize = 4096 + 64;
@@ -194,10 +191,12 @@ impl Pair {
         let mut there = network.transport(1, Traffic::OrderStream, None)?;
         let source = here.register(region(LOG_BYTES)?);
         network.check()?;
-        let (near, far) = links()?;
+        let door = Door::open((Ipv4Addr::LOCALHOST, 0).into(), network)?;
+        let near = call(door.address(), network)?;
+        let far = door.next().ok_or("no connection over loopback")?;
         let control = region(CONTROL_BYTES)?;
-        here.admit(PEER, Network::link(near, Path::Rdma), std::slice::from_ref(&control));
-        there.admit(PEER, Network::link(far, Path::Rdma), &[region(LOG_BYTES)?, region(CONTROL_BYTES)?]);
+        here.admit(PEER, near.link, std::slice::from_ref(&control));
+        there.admit(PEER, far.link, &[region(LOG_BYTES)?, region(CONTROL_BYTES)?]);
         let mut mirror = Mirror::new(PEER, source, LOG_BYTES, control);
         mirror.on_connected();
         let mut pair = Pair { here, there, mirror, log: (0, 0), source };
@@ -274,47 +273,4 @@ fn look(transport: &mut NodeTransport) -> Result<(Option<u64>, bool), String> {
         }
     }
     Ok(found)
-}
-
-/// Takes everybody in.
-struct Anybody(Mutex<Sender<TcpLink>>);
-
-impl Accept for Anybody {
-    fn decide(&self, _: &Hello, _: SocketAddr) -> Result<Welcome, Refusal> {
-        Ok(Welcome {
-            incarnation: 1,
-            ring_bytes: 0,
-            record_bytes_max: 0,
-            log_bytes: 0,
-            path: Path::Rdma,
-            path_reason: String::new(),
-            payload: Vec::new(),
-        })
-    }
-
-    fn established(&self, _: Hello, _: Welcome, link: TcpLink) {
-        // Fails only when nobody waits any more.
-        let _ = self.0.lock().map(|links| links.send(link));
-    }
-
-    fn refused(&self, _: SocketAddr, _: &str) {}
-}
-
-/// Both ends of a connection over loopback.
-fn links() -> Result<(TcpLink, TcpLink), String> {
-    let (taken, links) = channel();
-    let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into()).map_err(|e| e.to_string())?;
-    let address = listener.local_addr();
-    let _handle = listener.serve(Arc::new(Anybody(Mutex::new(taken)))).map_err(|e| format!("no thread: {e}"))?;
-    let hello = Hello {
-        cluster: "floor".into(),
-        from: Endpoint::Client { session: 1 },
-        record_bytes_max: 0,
-        ring_bytes: 0,
-        log_bytes: 0,
-        ability: Ability::tcp(),
-    };
-    let (near, _) = dial(address, &hello, Duration::from_secs(5)).map_err(|e| e.to_string())?;
-    let far = links.recv_timeout(Duration::from_secs(5)).map_err(|_| "no connection over loopback")?;
-    Ok((near, far))
 }

@@ -4,6 +4,7 @@
 //! can describe machines they do not run on.
 
 mod machine;
+mod pair;
 mod parse;
 mod rdma;
 
@@ -12,11 +13,13 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::process::ExitCode;
 
 use antelog_net_rdma::discover::Discovery;
+use antelog_net_rdma::verbs::library;
 use antelog_net_tcp::TcpTransport;
 use clap::Args;
 use serde_json::{Value, json};
 
 use super::host::{self, Host};
+use super::transport::TransportArgs;
 use super::{Stop, output};
 
 #[derive(Args)]
@@ -24,6 +27,17 @@ pub struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Measure writes, messages and bandwidth to another machine, where `antelog doctor --listen` waits
+    #[arg(long, value_name = "HOST[:PORT]", conflicts_with = "listen")]
+    pair: Option<String>,
+    /// Wait for `antelog doctor --pair` of other machines, at port 7499 of all addresses unless told
+    #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = "0.0.0.0:7499")]
+    listen: Option<String>,
+    /// With --pair: seconds of each of the three measurements
+    #[arg(long, value_name = "N", default_value_t = 2.0)]
+    seconds: f64,
+    #[command(flatten)]
+    transport: TransportArgs,
 }
 
 /// What a machine lacks if a check fails.
@@ -99,6 +113,8 @@ struct Tried {
     roce_port: Result<(), ErrorKind>,
     /// The firewall's rules, where they can be seen.
     rules: Option<String>,
+    /// libibverbs can be loaded; otherwise why not.
+    library: Result<(), String>,
 }
 
 impl Tried {
@@ -108,6 +124,7 @@ impl Tried {
             io_uring: TcpTransport::new(1, Default::default()).map(drop).map_err(|e| e.to_string()),
             roce_port: UdpSocket::bind((Ipv4Addr::UNSPECIFIED, rdma::ROCE_PORT)).map(drop).map_err(|e| e.kind()),
             rules: rules.ok(),
+            library: library().map(drop),
         }
     }
 }
@@ -165,6 +182,15 @@ fn examine(host: &Host, tried: &Tried) -> Vec<Finding> {
 
 /// Runs `doctor`: exit code 0 RDMA is usable, 3 TCP only, 1 something needed is broken.
 pub fn run(args: &DoctorArgs) -> Result<ExitCode, Stop> {
+    if !(args.seconds > 0.0 && args.seconds <= 3600.0) {
+        return Err(Stop::Failed(format!("--seconds {}: expected more than 0", args.seconds)));
+    }
+    if let Some(address) = &args.listen {
+        return pair::listen(address, &args.transport).map(|()| ExitCode::SUCCESS);
+    }
+    if let Some(host) = &args.pair {
+        return pair::pair(host, &args.transport, args.seconds, args.json).map(|()| ExitCode::SUCCESS);
+    }
     let findings = examine(&Host::this(), &Tried::now());
     let verdict = Verdict::of(&findings);
     if args.json {

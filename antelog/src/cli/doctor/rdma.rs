@@ -21,7 +21,7 @@ const INTERFACE_MTU: u32 = 4200;
 
 /// All of them. Without a device there is little to look at.
 pub fn findings(host: &Host, found: &Discovery, tried: &Tried) -> Vec<Finding> {
-    let mut findings = vec![library(host)];
+    let mut findings = vec![library(host, tried)];
     for device in &found.devices {
         findings.extend(access(host, device));
         findings.extend(provider(host, device));
@@ -46,21 +46,14 @@ fn has_roce(found: &Discovery) -> bool {
     ports.any(|p| p.link_layer == LinkLayer::Ethernet)
 }
 
-/// libibverbs where the dynamic loader finds it.
-fn library(host: &Host) -> Finding {
-    const NAME: &str = "libibverbs.so.1";
-    let folder = format!("{}-linux-gnu", std::env::consts::ARCH);
-    let folders =
-        [format!("lib/{folder}"), format!("usr/lib/{folder}"), "lib64".into(), "usr/lib64".into(), "usr/lib".into()];
-    let path = folders.iter().map(|f| format!("{f}/{NAME}")).find(|path| host.has(path));
-    let is_cached = host.text("etc/ld.so.cache").is_some_and(|t| t.contains(NAME));
-    match path {
-        Some(path) => Finding::ok("libibverbs", format!("/{path}")),
-        None if is_cached => Finding::ok("libibverbs", "known to the dynamic loader"),
-        None => Finding::fail(
+/// libibverbs, as the transport loads it.
+fn library(host: &Host, tried: &Tried) -> Finding {
+    match &tried.library {
+        Ok(()) => Finding::ok("libibverbs", "can be loaded"),
+        Err(error) => Finding::fail(
             Need::Rdma,
             "libibverbs",
-            format!("{NAME} is not installed"),
+            error.clone(),
             host.distribution().install("ibverbs-providers libibverbs1", "libibverbs", "libibverbs1", "rdma-core"),
         ),
     }
