@@ -17,6 +17,8 @@ use antelog_net_tcp::{TcpLink, TcpTransport};
 
 #[path = "../../net-tcp/tests/common/mod.rs"]
 mod common;
+#[path = "common/mod.rs"]
+mod device;
 use common::Pairs;
 
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -78,7 +80,7 @@ fn over_a_real_device() {
     let choice = choose(&found, Wish::Rdma, &Override::default(), &[]).and_then(|c| library().map(|_| c));
     let choice = match choice {
         Ok(choice) => choice,
-        Err(why) => return println!("skipped: {why}"),
+        Err(why) => return device::skip(&why),
     };
     println!("{}", choice.why);
     let place = Place { device: choice.device, port: choice.port, gid_index: choice.gid_index };

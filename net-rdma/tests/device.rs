@@ -440,7 +440,7 @@ fn memory_that_may_not_be_locked_is_refused_with_the_remedy() {
             assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
             assert!(text.contains("1 passed"), "{text}");
         }
-        Err(error) => println!("skipped: no child without privileges: {error}"),
+        Err(error) => common::skip(&format!("no child without privileges: {error}")),
     }
 }
 
