@@ -161,7 +161,7 @@ impl Pair {
         let progress = &mut self.progress;
         if progress.is_connected && progress.is_peer_ready && !progress.is_probing {
             progress.is_probing = true;
-            let sent = self.output.send_credit(0);
+            let sent = self.output.send_probe();
             assert!(sent.is_ok(), "a new queue has room for its first request");
             self.ring(device, true)?;
         }

@@ -22,7 +22,7 @@ use antelog_core::transport::{
 use crate::counters::TransportCounters;
 use crate::health::Health;
 use crate::inbox::{Buffers, Held, Inbox, SLACK};
-use crate::output::{Output, OutputSizes};
+use crate::output::{Output, OutputSizes, REQUESTS_MIN};
 use crate::pair::{Pair, Progress, label, unlabel};
 use crate::provider::{
     Access, Completion, DeviceEvent, End, Failure, Local, MemoryId, Patience, Provider, ProviderError, QueueId,
@@ -230,6 +230,10 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         let device = self.device.as_mut().ok_or_else(no_device)?;
         let limits = device.limits();
         let sizes = (self.options.requests.min(limits.requests_max), self.options.receives + SLACK);
+        if sizes.0 < REQUESTS_MIN {
+            let text = format!("queues of {} requests are too short, a pair needs {REQUESTS_MIN}", sizes.0);
+            return Err(ProviderError { text, errno: libc::ENOSPC });
+        }
         // Every request and receive of a failing queue completes: an overrun would be the end of the device for us.
         if (self.pairs + 1) * (sizes.0 + sizes.1) > limits.completions {
             let text =
@@ -239,7 +243,8 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         let queue = QueueId(peer.0);
         let (number, inline_bytes) = device.create(queue, sizes.0, sizes.1)?;
         // Memory stays registered as long as the device is open, so it is taken only when nothing above can fail any more.
-        let (Some(buffers), Some((staging, staging_memory))) = (self.spare_buffers.pop(), self.spare_staging.pop()) else {
+        let (Some(buffers), Some((staging, staging_memory))) = (self.spare_buffers.pop(), self.spare_staging.pop())
+        else {
             unreachable!("both were just made");
         };
         self.generation = self.generation.wrapping_add(1);
