@@ -357,12 +357,19 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         }
     }
 
-    /// An operation failed at the device: the pair ends in the next `poll`.
+    /// The pair ends in a later `poll`, when nothing of it is left to report.
     fn close_later(pair: &mut Pair, closing: &mut Vec<PeerId>, reason: DownReason) {
         if pair.closing.is_none() {
             pair.closing = Some(reason);
             closing.push(pair.peer);
         }
+    }
+
+    /// The device did not take what it was promised to have room for.
+    fn refuse(pair: &mut Pair, closing: &mut Vec<PeerId>, health: &Health, error: &ProviderError) {
+        health.avoid(pair.host, &error.text);
+        health.say(&format!("rdma with {} ends: {error}; the next connection uses tcp", pair.host));
+        Self::close_later(pair, closing, DownReason::Io(error.errno));
     }
 
     /// The pair to issue to, with room for `requests` more in its doorbell.
@@ -377,7 +384,7 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         if pair.output.is_batch(requests(&pair.output))
             && let Err(error) = pair.ring(device, false)
         {
-            Self::close_later(pair, &mut self.closing, DownReason::Io(error.errno));
+            Self::refuse(pair, &mut self.closing, &self.health, &error);
             return Err(Full);
         }
         Self::mark_dirty(pair, &mut self.dirty);
@@ -395,7 +402,7 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
                 continue;
             }
             if let Err(error) = pair.replenish(device, false).and_then(|()| pair.ring(device, false)) {
-                Self::close_later(pair, &mut self.closing, DownReason::Io(error.errno));
+                Self::refuse(pair, &mut self.closing, &self.health, &error);
             }
         }
     }
