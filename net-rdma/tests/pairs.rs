@@ -305,3 +305,83 @@ fn a_busy_carrier_does_not_starve_pairs() {
     let place = place.expect("the pair's message is reported");
     assert!(place < 205, "the pair's message came in round {place}");
 }
+
+/// A new connection replaces one that is still being set up, at every step, on both sides or seen by one side later.
+#[test]
+fn a_pair_that_is_starting_can_be_replaced() {
+    for rounds in 0..40 {
+        let mut rig = Rig::new(rounds, &receives(64));
+        for late in [0, 1, 5] {
+            rig.connect(true);
+            (0..rounds).for_each(|_| rig.round());
+            let (to_b, to_a) = rig.links.link();
+            rig.a.admit(to_b, true);
+            (0..late).for_each(|_| rig.round());
+            rig.b.admit(to_a, true);
+        }
+        rig.until("both come up", |rig| rig.a.is_up() && rig.b.is_up());
+        // What the replaced connections may have reported ends before this.
+        (rig.a.events.clear(), rig.b.events.clear());
+        rig.a.transport.send(PEER, b"hello").unwrap();
+        rig.until("a message arrives", |rig| rig.b.release() == 1);
+        rig.settle();
+        assert_eq!((rig.a.events.len(), rig.b.events.len()), (0, 0), "{:?} {:?}", rig.a.events, rig.b.events);
+        assert_eq!((rig.a.health.avoided(HOST), rig.b.health.avoided(HOST)), (None, None));
+    }
+}
+
+/// Both devices fail the queue at the same time, under traffic: one end on each side, nothing behind it.
+#[test]
+fn both_sides_may_break_at_once() {
+    let queue = antelog_net_rdma::provider::QueueId(0);
+    for seed in 0..40 {
+        let mut rig = Rig::up(seed, &receives(64));
+        for round in 0..seed {
+            let _ = rig.a.transport.send(PEER, b"x");
+            let _ = rig.b.write(5000, Some(1), Some(round));
+            rig.round();
+        }
+        rig.fabric.break_queue(rig.a.device, queue);
+        rig.fabric.break_queue(rig.b.device, queue);
+        rig.until("both end", |rig| !rig.a.downs().is_empty() && !rig.b.downs().is_empty());
+        rig.settle();
+        for side in [&rig.a, &rig.b] {
+            assert_eq!(side.downs().len(), 1);
+            assert!(matches!(side.events.last(), Some(Event::PeerDown { .. })), "{:?}", side.events);
+        }
+        rig.b.release();
+    }
+}
+
+/// Slices of one place, and of none, which report nothing and lose nothing.
+#[test]
+fn the_smallest_slices_do() {
+    let mut rig = Rig::up(5, &receives(64));
+    let poll = |side: &mut Side, len: usize| {
+        let mut events = [NOTHING; 1];
+        let count = side.transport.poll(&mut events[..len]);
+        assert!(count <= len);
+        side.events.extend(&events[..count]);
+    };
+    let mut sent = 0;
+    for round in 0..20_000 {
+        if round % 10 == 0 && round < 15_000 && rig.a.transport.send(PEER, &[sent as u8; 9]).is_ok() {
+            sent += 1;
+        }
+        rig.a.transport.flush();
+        poll(&mut rig.a, round % 2);
+        poll(&mut rig.b, usize::from(round % 3 == 0));
+        if round % 100 == 0 {
+            rig.b.release();
+        }
+    }
+    let mut arrived = 0;
+    drop(std::mem::replace(&mut rig.a, Side::new(&rig.fabric, &Options::default())));
+    for _ in 0..20_000 {
+        poll(&mut rig.b, 1);
+        arrived += rig.b.release();
+    }
+    assert!(sent > 500, "{sent}");
+    assert_eq!(rig.b.events, [Event::PeerDown { peer: PEER, reason: DownReason::Closed }]);
+    assert!(arrived <= sent);
+}
