@@ -138,3 +138,6 @@ impl Inbox {
         self.announced = self.returned;
     }
 }
+
+#[cfg(test)]
+mod tests;

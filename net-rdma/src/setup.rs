@@ -103,7 +103,9 @@ impl Setup {
             READY if rest.is_empty() => Ok(Setup::Ready),
             REFUSED if rest.is_empty() => Ok(Setup::Refused),
             DECLINE if rest.len() <= TEXT_BYTES_MAX => {
-                std::str::from_utf8(rest).map(|text| Setup::Decline(text.to_owned())).map_err(|_| Malformed)
+                let text = std::str::from_utf8(rest).map_err(|_| Malformed)?;
+                // It goes into the operator's log, as one line.
+                if text.chars().any(char::is_control) { Err(Malformed) } else { Ok(Setup::Decline(text.to_owned())) }
             }
             _ => Err(Malformed),
         }
