@@ -313,8 +313,8 @@ impl Output {
         let request = first + place as u64;
         self.staged[place].signalled = true;
         self.signalled = request + 1;
-        // What was staged behind this request is freed only by a later one; reckoning it as part of this doorbell's end would
-        // free bytes under way, so the end is that of the last request when that is the signalled one.
+        // What was staged behind this request is under way when it completes. The end is known for the doorbell's last
+        // request only; any other frees no more than the signal before it.
         let is_last = place + 1 == self.staged.len();
         let staging_end = if is_last { self.staging_head } else { self.staging_signalled };
         if is_last {

@@ -44,8 +44,8 @@ pub enum Setup {
     Ready,
     /// The sender cannot use RDMA with us.
     Decline(String),
-    /// Our device refused a request of the sender's. Its own device has told ours at the same time, which may report it later
-    /// than the end of this connection.
+    /// Our device refused a request of the sender's. Its own device has told ours at the same time, which may report it
+    /// later than the end of this connection.
     Refused,
 }
 

@@ -24,9 +24,7 @@ use crate::health::Health;
 use crate::inbox::{Buffers, Held, Inbox, SLACK};
 use crate::output::{Output, OutputSizes, REQUESTS_MIN};
 use crate::pair::{Pair, Progress, label, unlabel};
-use crate::provider::{
-    Access, Completion, DeviceEvent, End, Failure, Local, MemoryId, Patience, Provider, ProviderError, QueueId,
-};
+use crate::provider::{Access, Completion, End, Failure, Local, MemoryId, Patience, Provider, ProviderError, QueueId};
 use crate::setup::{Offer, REGIONS_MAX, Setup};
 
 /// The most bytes `write_inline` takes, by the contract.
@@ -327,27 +325,6 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         }
         self.carrier.fence(peer);
         self.downs.push_back((peer, reason));
-    }
-
-    /// The device is lost: every pair ends, and so does our hold on the device, which lets it be removed.
-    fn lose_device(&mut self) {
-        for peer in 0..self.routes.len() as u16 {
-            self.break_pair(PeerId(peer), DownReason::Io(libc::ENODEV), None);
-        }
-        self.device = None;
-        self.spare_buffers.clear();
-        self.spare_staging.clear();
-        self.exposed.clear();
-        self.sources.iter_mut().for_each(|source| source.memory = None);
-    }
-
-    /// Asks the device what happened to it.
-    fn look_at_device(&mut self) {
-        while let Some(event) = self.device.as_mut().and_then(P::event) {
-            if event == DeviceEvent::Lost {
-                self.health.disable("the RDMA device was removed or has failed");
-            }
-        }
     }
 
     fn mark_dirty(pair: &mut Pair, dirty: &mut Vec<PeerId>) {

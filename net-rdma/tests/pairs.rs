@@ -321,7 +321,8 @@ fn a_pair_that_is_starting_can_be_replaced() {
         }
         rig.until("both come up", |rig| rig.a.is_up() && rig.b.is_up());
         // What the replaced connections may have reported ends before this.
-        (rig.a.events.clear(), rig.b.events.clear());
+        rig.a.events.clear();
+        rig.b.events.clear();
         rig.a.transport.send(PEER, b"hello").unwrap();
         rig.until("a message arrives", |rig| rig.b.release() == 1);
         rig.settle();

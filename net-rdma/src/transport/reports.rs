@@ -6,7 +6,7 @@ use super::{NOTHING, OWN_HANDLE, PER_POLL, RdmaTransport, Route, TAKEN};
 use crate::health::PAIR_PAUSE;
 use crate::inbox::Held;
 use crate::pair::{reason_of, unlabel};
-use crate::provider::{Completion, Done, Failure, Provider};
+use crate::provider::{Completion, DeviceEvent, Done, Failure, Provider};
 use crate::setup::Setup;
 
 /// Why a pair is given up that connects and gets no probe through.
@@ -17,6 +17,27 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
     /// True when the device is to be let go and was not yet.
     pub(super) fn health_news(&self) -> bool {
         self.device.is_some() && self.health.is_disabled()
+    }
+
+    /// The device is lost: every pair ends, and so does our hold on the device, which lets it be removed.
+    fn lose_device(&mut self) {
+        for peer in 0..self.routes.len() as u16 {
+            self.break_pair(PeerId(peer), DownReason::Io(libc::ENODEV), None);
+        }
+        self.device = None;
+        self.spare_buffers.clear();
+        self.spare_staging.clear();
+        self.exposed.clear();
+        self.sources.iter_mut().for_each(|source| source.memory = None);
+    }
+
+    /// Asks the device what happened to it.
+    pub(super) fn look_at_device(&mut self) {
+        while let Some(event) = self.device.as_mut().and_then(P::event) {
+            if event == DeviceEvent::Lost {
+                self.health.disable("the RDMA device was removed or has failed");
+            }
+        }
     }
 
     /// Goes on from the carrier's `count` events.

@@ -6,7 +6,8 @@ use super::*;
 
 /// After pairs ended for good, the same transports work over TCP.
 fn works_over_the_carrier(rig: &mut Rig) {
-    (rig.a.events.clear(), rig.b.events.clear());
+    rig.a.events.clear();
+    rig.b.events.clear();
     rig.connect(false);
     rig.until("a message goes over the carrier", |rig| rig.a.transport.send(PEER, b"plain").is_ok());
     rig.until("a write goes over the carrier", |rig| rig.a.write(4096, Some(7), Some(9)).is_ok());
@@ -82,7 +83,8 @@ fn failing_again_costs_nothing() {
         rig.until("both end", |rig| rig.a.downs().len() == 1 && rig.b.downs().len() == 1);
         let why = one_line(rig.a.health.avoided(HOST));
         assert!(why.contains("at most 40 are granted"), "{why}");
-        (rig.a.events.clear(), rig.b.events.clear());
+        rig.a.events.clear();
+        rig.b.events.clear();
     }
 }
 

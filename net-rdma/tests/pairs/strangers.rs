@@ -138,8 +138,13 @@ fn meet_up(seed: u64) -> (Side, Stranger) {
 /// Whatever is said, and however often: one end, nothing of it reaches the owner as a message, and one line says why.
 #[test]
 fn nonsense_ends_the_connection_once() {
-    let texts: [&[&[u8]]; 5] =
-        [&[b"\xFFwhat", b"\xFFever"], &[&[], &[9]], &[b"\x03no memory", b"\x03no memory"], &[&[4], &[4], b"\x03"], &[b"\x03two\nlines"]];
+    let texts: [&[&[u8]]; 5] = [
+        &[b"\xFFwhat", b"\xFFever"],
+        &[&[], &[9]],
+        &[b"\x03no memory", b"\x03no memory"],
+        &[&[4], &[4], b"\x03"],
+        &[b"\x03two\nlines"],
+    ];
     for (seed, texts) in texts.iter().enumerate() {
         for up in [false, true] {
             let (mut a, mut b) = if up { meet_up(seed as u64) } else { meet(seed as u64) };
