@@ -13,6 +13,8 @@ use antelog_net_rdma::provider::{Limits, Patience};
 use antelog_net_rdma::{Link, Options, RdmaTransport};
 use antelog_net_tcp::{TcpLink, TcpTransport};
 
+#[path = "pairs/churn.rs"]
+mod churn;
 #[path = "../../net-tcp/tests/common/mod.rs"]
 mod common;
 #[path = "pairs/fallback.rs"]
