@@ -52,22 +52,21 @@ impl Buffers {
 /// A message that arrived and was not released.
 #[derive(Debug)]
 pub struct Held {
-    buffers: Rc<Buffers>,
+    /// The memory; while its pair lives, the pair's.
+    pub buffers: Rc<Buffers>,
     /// The buffer.
     pub slot: u32,
     /// Whose it is.
     pub peer: u16,
-    /// Which life of the peer's connection.
-    pub generation: u16,
     len: usize,
 }
 
 impl Held {
     /// The message of `len` bytes that the device has put into `slot`. The caller has its completion in hand, and does not
     /// post the slot again before it drops this.
-    pub fn new(buffers: &Rc<Buffers>, slot: u32, len: usize, (peer, generation): (u16, u16)) -> Held {
+    pub fn new(buffers: &Rc<Buffers>, slot: u32, len: usize, peer: u16) -> Held {
         assert!(len <= SEND_BYTES_MAX && (slot as usize) < buffers.count(), "a message outside its buffer");
-        Held { buffers: buffers.clone(), slot, peer, generation, len }
+        Held { buffers: buffers.clone(), slot, peer, len }
     }
 
     /// The message.
@@ -85,10 +84,8 @@ pub struct Inbox {
     pub buffers: Rc<Buffers>,
     /// Used up and released, not posted again yet.
     free: Vec<u32>,
-    /// How many of those were used by the peer's credited operations.
-    free_credited: u64,
-    /// Credited receives posted again so far.
-    reposted: u64,
+    /// Receives used by the peer's credited operations and released so far.
+    returned: u64,
     /// What the peer was told of it.
     announced: u64,
     /// The peer is told once this many are unannounced.
@@ -103,13 +100,13 @@ impl Inbox {
         let count = buffers.count();
         let step = ((count - SLACK) / 4).max(1) as u64;
         let free = (0..count as u32).collect();
-        Inbox { buffers, free, free_credited: 0, reposted: 0, announced: 0, step, posted: 0 }
+        Inbox { buffers, free, returned: 0, announced: 0, step, posted: 0 }
     }
 
     /// A receive was used up and its buffer is free again; `credited`: by an operation for which the peer needed credit.
     pub fn release(&mut self, slot: u32, credited: bool) {
         self.free.push(slot);
-        self.free_credited += u64::from(credited);
+        self.returned += u64::from(credited);
     }
 
     /// Buffers to post now, at most [`BATCH`]; `all`: even if fewer are free.
@@ -126,20 +123,21 @@ impl Inbox {
     pub fn on_posted(&mut self, count: usize) {
         self.free.truncate(self.free.len() - count);
         self.posted += count;
-        if self.free.len() < BATCH {
-            // Which of the free ones were credited does not matter: the peer may use as many as are posted.
-            self.reposted += self.free_credited;
-            self.free_credited = 0;
-        }
     }
 
-    /// The credit to announce now, if it is worth a message: receives posted again since the start, modulo 2^32.
+    /// The credit to announce now, if it is worth a message: receives returned since the start, modulo 2^32. All full
+    /// batches have been posted; what waits for the next one is part of [`SLACK`], so it counts as posted, and a peer with
+    /// fewer receives than make a batch does not wait for ever.
     pub fn credit_due(&self) -> Option<u32> {
-        (self.reposted - self.announced >= self.step).then_some(self.reposted as u32)
+        debug_assert!(self.free.len() < BATCH, "credit before receives");
+        (self.returned - self.announced >= self.step).then_some(self.returned as u32)
     }
 
     /// The credit was announced.
     pub fn on_announced(&mut self) {
-        self.announced = self.reposted;
+        self.announced = self.returned;
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,15 +12,22 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use antelog_core::mem::Region;
-use antelog_core::transport::Full;
+use antelog_core::transport::{Full, SEND_BYTES_MAX};
 
 use crate::provider::{Local, MemoryId, Operation, RemoteMemory, Request};
 
 /// Most requests handed over with one doorbell.
 pub const DOORBELL_MAX: usize = 16;
 
+/// Fewest requests of a queue: with fewer, a doorbell might not fit.
+pub const REQUESTS_MIN: usize = 2 * DOORBELL_MAX;
+
 /// Staged bytes start at multiples of this, so that neighbours share no cache line with bytes under way.
 const STAGING_ALIGN: u64 = 64;
+
+/// Length of the probe: the payload of the longest packet there is. A path that loses long packets only, as where a switch
+/// takes shorter ones than the ports do, is found out by it.
+const PROBE_BYTES: usize = 4096;
 
 /// What a signalled request's completion says.
 #[derive(Clone, Copy, Debug)]
@@ -87,8 +94,10 @@ impl Output {
     /// An output whose requests' ids are `label` plus a count of 31 bits. `staging` is registered as `memory`.
     pub fn new(label: u64, sizes: OutputSizes, staging: Arc<Region>, memory: MemoryId) -> Output {
         let staging_bytes = staging.len() as u64;
-        assert!(sizes.depth >= 2 * DOORBELL_MAX, "a queue of {} requests is too short", sizes.depth);
+        assert!(sizes.depth >= REQUESTS_MIN, "a queue of {} requests is too short", sizes.depth);
         assert!(staging_bytes.is_multiple_of(STAGING_ALIGN), "staging memory comes in lines");
+        // Half may be under way without a signal, and a message may waste as much as it takes at the end.
+        assert!(staging_bytes >= 4 * SEND_BYTES_MAX as u64, "staging memory of {staging_bytes} bytes is too short");
         Output {
             label,
             depth: sizes.depth as u64,
@@ -256,6 +265,17 @@ impl Output {
         Ok(())
     }
 
+    /// The first message of all: it needs no credit either.
+    ///
+    /// # Errors
+    /// [`Full`], without effect.
+    pub fn send_probe(&mut self) -> Result<(), Full> {
+        let start = self.staging_room(PROBE_BYTES).filter(|_| self.has_slots(1)).ok_or(Full)?;
+        let local = self.stage_bytes(start, &[0; PROBE_BYTES]);
+        self.stage(Operation::Send { imm: Some(0) }, local, None, false);
+        Ok(())
+    }
+
     /// A doorbell's worth is staged: hand it over before staging `more` requests.
     pub fn is_batch(&self, more: usize) -> bool {
         self.staged.len() + more > DOORBELL_MAX
@@ -293,8 +313,8 @@ impl Output {
         let request = first + place as u64;
         self.staged[place].signalled = true;
         self.signalled = request + 1;
-        // What was staged behind this request is freed only by a later one; reckoning it as part of this doorbell's end would
-        // free bytes under way, so the end is that of the last request when that is the signalled one.
+        // What was staged behind this request is under way when it completes. The end is known for the doorbell's last
+        // request only; any other frees no more than the signal before it.
         let is_last = place + 1 == self.staged.len();
         let staging_end = if is_last { self.staging_head } else { self.staging_signalled };
         if is_last {

@@ -143,9 +143,6 @@ impl Pair {
     /// # Errors
     /// One line for the operator of either side.
     pub fn on_offer<P: Provider>(&mut self, device: &mut P, offer: Offer, patience: Patience) -> Result<(), String> {
-        if self.progress.is_connected {
-            return Err("a second offer on one connection".into());
-        }
         if offer.end.port.is_infiniband != device.port().is_infiniband {
             return Err("one side's device is InfiniBand and the other's Ethernet".into());
         }
@@ -164,7 +161,7 @@ impl Pair {
         let progress = &mut self.progress;
         if progress.is_connected && progress.is_peer_ready && !progress.is_probing {
             progress.is_probing = true;
-            let sent = self.output.send_credit(0);
+            let sent = self.output.send_probe();
             assert!(sent.is_ok(), "a new queue has room for its first request");
             self.ring(device, true)?;
         }

@@ -190,11 +190,11 @@ pub struct Completion {
 /// Something about the device that is no completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceEvent {
-    /// The device is gone or unusable: nothing will complete any more.
+    /// The device is gone or unusable, or its completion queue is: nothing will complete any more.
     Lost,
     /// The port went down.
     PortDown,
-    /// The completion queue or a queue pair has failed; completions tell the rest.
+    /// A queue pair has failed; completions tell the rest.
     Failed,
 }
 

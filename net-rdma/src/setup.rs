@@ -44,8 +44,8 @@ pub enum Setup {
     Ready,
     /// The sender cannot use RDMA with us.
     Decline(String),
-    /// Our device refused a request of the sender's. Its own device has told ours at the same time, which may report it later
-    /// than the end of this connection.
+    /// Our device refused a request of the sender's. Its own device has told ours at the same time, which may report it
+    /// later than the end of this connection.
     Refused,
 }
 
@@ -103,7 +103,9 @@ impl Setup {
             READY if rest.is_empty() => Ok(Setup::Ready),
             REFUSED if rest.is_empty() => Ok(Setup::Refused),
             DECLINE if rest.len() <= TEXT_BYTES_MAX => {
-                std::str::from_utf8(rest).map(|text| Setup::Decline(text.to_owned())).map_err(|_| Malformed)
+                let text = std::str::from_utf8(rest).map_err(|_| Malformed)?;
+                // It goes into the operator's log, as one line.
+                if text.chars().any(char::is_control) { Err(Malformed) } else { Ok(Setup::Decline(text.to_owned())) }
             }
             _ => Err(Malformed),
         }

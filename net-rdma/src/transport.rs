@@ -22,11 +22,9 @@ use antelog_core::transport::{
 use crate::counters::TransportCounters;
 use crate::health::Health;
 use crate::inbox::{Buffers, Held, Inbox, SLACK};
-use crate::output::{Output, OutputSizes};
+use crate::output::{Output, OutputSizes, REQUESTS_MIN};
 use crate::pair::{Pair, Progress, label, unlabel};
-use crate::provider::{
-    Access, Completion, DeviceEvent, End, Failure, Local, MemoryId, Patience, Provider, ProviderError, QueueId,
-};
+use crate::provider::{Access, Completion, End, Failure, Local, MemoryId, Patience, Provider, ProviderError, QueueId};
 use crate::setup::{Offer, REGIONS_MAX, Setup};
 
 /// The most bytes `write_inline` takes, by the contract.
@@ -151,7 +149,7 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
             spare_staging: Vec::new(),
             held: Vec::new(),
             free_handles: Vec::new(),
-            backlog: VecDeque::new(),
+            backlog: VecDeque::with_capacity(TAKEN),
             downs: VecDeque::new(),
             dirty: Vec::with_capacity(peers_max.into()),
             starting: Vec::new(),
@@ -219,30 +217,34 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         for region in exposed {
             memories.push(self.memory_of(region)?);
         }
-        let buffers = match self.spare_buffers.pop() {
-            Some(buffers) => buffers,
-            None => {
-                let (region, memory) = self.own_memory(Buffers::bytes(self.options.receives))?;
-                Buffers::new(region, memory)
-            }
-        };
-        let (staging, staging_memory) = match self.spare_staging.pop() {
-            Some(spare) => spare,
-            None => self.own_memory(self.options.staging_bytes)?,
-        };
+        if self.spare_buffers.is_empty() {
+            let (region, memory) = self.own_memory(Buffers::bytes(self.options.receives))?;
+            self.spare_buffers.push(Buffers::new(region, memory));
+        }
+        if self.spare_staging.is_empty() {
+            let spare = self.own_memory(self.options.staging_bytes)?;
+            self.spare_staging.push(spare);
+        }
         let device = self.device.as_mut().ok_or_else(no_device)?;
         let limits = device.limits();
-        let sizes = (self.options.requests.min(limits.requests_max), buffers.count());
+        let sizes = (self.options.requests.min(limits.requests_max), self.options.receives + SLACK);
+        if sizes.0 < REQUESTS_MIN {
+            let text = format!("queues of {} requests are too short, a pair needs {REQUESTS_MIN}", sizes.0);
+            return Err(ProviderError { text, errno: libc::ENOSPC });
+        }
         // Every request and receive of a failing queue completes: an overrun would be the end of the device for us.
         if (self.pairs + 1) * (sizes.0 + sizes.1) > limits.completions {
-            self.spare_buffers.push(buffers);
-            self.spare_staging.push((staging, staging_memory));
             let text =
                 format!("the device's completion queue of {} is in use by {} pairs", limits.completions, self.pairs);
             return Err(ProviderError { text, errno: libc::ENOSPC });
         }
         let queue = QueueId(peer.0);
         let (number, inline_bytes) = device.create(queue, sizes.0, sizes.1)?;
+        // Memory stays registered as long as the device is open, so it is taken only when nothing above can fail any more.
+        let (Some(buffers), Some((staging, staging_memory))) = (self.spare_buffers.pop(), self.spare_staging.pop())
+        else {
+            unreachable!("both were just made");
+        };
         self.generation = self.generation.wrapping_add(1);
         let sizes = OutputSizes { depth: sizes.0, inline_bytes, message_bytes_max: limits.message_bytes_max };
         // Predictable would do: the number only has to differ from what a former connection's late packets carry.
@@ -271,75 +273,58 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         Ok(pair)
     }
 
-    /// Ends a pair's queue: when this returns nothing from its peer lands.
-    fn take_down(&mut self, peer: PeerId) {
-        let Some(route) = self.routes.get_mut(usize::from(peer.0)) else { return };
-        let Route::Pair(mut pair) = std::mem::replace(route, Route::None) else { return };
+    /// Ends a pair's queue: when this returns nothing from its peer lands. Returns the first failure that was more than a
+    /// flush, if there is one among the completions that nobody had handled.
+    fn take_down(&mut self, peer: PeerId) -> Option<Failure> {
+        let route = self.routes.get_mut(usize::from(peer.0))?;
+        let Route::Pair(mut pair) = std::mem::replace(route, Route::None) else { return None };
         self.pairs -= 1;
         for list in [&mut self.dirty, &mut self.starting, &mut self.closing] {
             list.retain(|listed| *listed != peer);
         }
-        let Some(device) = &mut self.device else { return };
+        let device = self.device.as_mut()?;
+        let mut cause = None;
+        self.backlog.retain(|completion| !settle(completion, &mut pair, &mut cause));
         device.fail(pair.queue());
         let until_ns = device.now_ns() + DRAIN_NS;
         let mut taken = [NOTHING; TAKEN];
         while pair.inbox.posted > 0 && !self.health.is_disabled() && device.now_ns() < until_ns {
             let count = device.poll(&mut taken);
-            keep_others(&taken[..count], &mut pair, &mut self.backlog);
+            self.backlog.extend(taken[..count].iter().filter(|completion| !settle(completion, &mut pair, &mut cause)));
         }
         device.destroy(pair.queue());
         // What is left of the queue must not fill the completion queue of the next.
         loop {
             let count = device.poll(&mut taken);
-            keep_others(&taken[..count], &mut pair, &mut self.backlog);
+            self.backlog.extend(taken[..count].iter().filter(|completion| !settle(completion, &mut pair, &mut cause)));
             if count == 0 {
                 break;
             }
         }
-        let generation = (peer, pair.generation);
-        self.backlog.retain(|completion| {
-            let (peer, life, _) = unlabel(completion.id);
-            (peer, life) != generation
-        });
         let Pair { output, inbox, .. } = *pair;
         self.spare_staging.push(output.into_staging());
         if Rc::strong_count(&inbox.buffers) == 1 {
             self.spare_buffers.push(inbox.buffers);
         }
+        cause
     }
 
     /// Ends a pair and reports it. `why` is given when the device or the set-up is at fault rather than the peer.
     fn break_pair(&mut self, peer: PeerId, reason: DownReason, why: Option<&str>) {
         let Some(pair) = self.pair(peer) else { return };
         let host = pair.host;
+        self.take_down(peer);
+        self.report_end(peer, host, reason, why);
+    }
+
+    /// The rest of a pair's end, after its queue's.
+    fn report_end(&mut self, peer: PeerId, host: IpAddr, reason: DownReason, why: Option<&str>) {
         if let Some(why) = why {
             self.health.avoid(host, why);
             self.health.say(&format!("rdma with {host} ends: {why}; the next connection uses tcp"));
         }
         self.carrier.fence(peer);
-        self.take_down(peer);
         self.downs.push_back((peer, reason));
-    }
-
-    /// The device is lost: every pair ends, and so does our hold on the device, which lets it be removed.
-    fn lose_device(&mut self) {
-        for peer in 0..self.routes.len() as u16 {
-            self.break_pair(PeerId(peer), DownReason::Io(libc::ENODEV), None);
-        }
-        self.device = None;
-        self.spare_buffers.clear();
-        self.spare_staging.clear();
-        self.exposed.clear();
-        self.sources.iter_mut().for_each(|source| source.memory = None);
-    }
-
-    /// Asks the device what happened to it.
-    fn look_at_device(&mut self) {
-        while let Some(event) = self.device.as_mut().and_then(P::event) {
-            if event == DeviceEvent::Lost {
-                self.health.disable("the RDMA device was removed or has failed");
-            }
-        }
     }
 
     fn mark_dirty(pair: &mut Pair, dirty: &mut Vec<PeerId>) {
@@ -349,12 +334,19 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         }
     }
 
-    /// An operation failed at the device: the pair ends in the next `poll`.
+    /// The pair ends in a later `poll`, when nothing of it is left to report.
     fn close_later(pair: &mut Pair, closing: &mut Vec<PeerId>, reason: DownReason) {
         if pair.closing.is_none() {
             pair.closing = Some(reason);
             closing.push(pair.peer);
         }
+    }
+
+    /// The device did not take what it was promised to have room for.
+    fn refuse(pair: &mut Pair, closing: &mut Vec<PeerId>, health: &Health, error: &ProviderError) {
+        health.avoid(pair.host, &error.text);
+        health.say(&format!("rdma with {} ends: {error}; the next connection uses tcp", pair.host));
+        Self::close_later(pair, closing, DownReason::Io(error.errno));
     }
 
     /// The pair to issue to, with room for `requests` more in its doorbell.
@@ -369,7 +361,7 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         if pair.output.is_batch(requests(&pair.output))
             && let Err(error) = pair.ring(device, false)
         {
-            Self::close_later(pair, &mut self.closing, DownReason::Io(error.errno));
+            Self::refuse(pair, &mut self.closing, &self.health, &error);
             return Err(Full);
         }
         Self::mark_dirty(pair, &mut self.dirty);
@@ -382,8 +374,12 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         for peer in self.dirty.drain(..) {
             let Some(Route::Pair(pair)) = self.routes.get_mut(usize::from(peer.0)) else { continue };
             pair.is_dirty = false;
+            // After an error nobody knows how much of what is staged the device took: nothing is handed over twice.
+            if pair.closing.is_some() {
+                continue;
+            }
             if let Err(error) = pair.replenish(device, false).and_then(|()| pair.ring(device, false)) {
-                Self::close_later(pair, &mut self.closing, DownReason::Io(error.errno));
+                Self::refuse(pair, &mut self.closing, &self.health, &error);
             }
         }
     }
@@ -398,16 +394,15 @@ fn no_device() -> ProviderError {
     ProviderError { text: "this process uses no RDMA device".into(), errno: libc::ENODEV }
 }
 
-/// Keeps completions of other pairs for later and counts this one's flushed receives.
-fn keep_others(taken: &[Completion], pair: &mut Pair, backlog: &mut VecDeque<Completion>) {
-    for completion in taken {
-        let (peer, generation, slot) = unlabel(completion.id);
-        if (peer, generation) != (pair.peer, pair.generation) {
-            backlog.push_back(*completion);
-        } else if slot.is_some() {
-            pair.inbox.posted -= 1;
-        }
+/// Whether the completion belongs to this pair, which ends: counts its receives and keeps the first cause of a failure.
+fn settle(completion: &Completion, pair: &mut Pair, cause: &mut Option<Failure>) -> bool {
+    let (peer, generation, slot) = unlabel(completion.id);
+    let is_own = (peer, generation) == (pair.peer, pair.generation);
+    if is_own {
+        pair.inbox.posted -= usize::from(slot.is_some());
+        *cause = cause.or(completion.result.err().filter(|failure| *failure != Failure::Flushed));
     }
+    is_own
 }
 
 impl<P: Provider, C: Transport> Transport for RdmaTransport<P, C> {
@@ -438,6 +433,9 @@ impl<P: Provider, C: Transport> Transport for RdmaTransport<P, C> {
                 self.routes[usize::from(peer.0)] = Route::Pair(Box::new(pair));
                 self.pairs += 1;
                 self.starting.push(peer);
+                // As many messages may be held at once as there are receives; `poll` does not allocate for them.
+                self.held.reserve(self.pairs * (self.options.receives + SLACK));
+                self.free_handles.reserve(self.held.capacity() - self.free_handles.len());
             }
             Err(error) => {
                 // Said to the peer, so that both know why the next connection is made over TCP.
@@ -518,8 +516,11 @@ impl<P: Provider, C: Transport> Transport for RdmaTransport<P, C> {
     }
 
     fn poll(&mut self, events: &mut [Event]) -> usize {
-        let count = self.carrier.poll(events);
-        if self.pairs == 0 && self.downs.is_empty() && !self.health.is_disabled() {
+        // Half of the places are kept for pairs, whatever the carrier has to say.
+        let kept = if self.pairs == 0 { 0 } else { events.len() / 2 };
+        let room = events.len() - kept;
+        let count = self.carrier.poll(&mut events[..room]);
+        if self.pairs == 0 && self.downs.is_empty() && !self.health_news() {
             return count;
         }
         self.report(events, count)
@@ -541,11 +542,14 @@ impl<P: Provider, C: Transport> Transport for RdmaTransport<P, C> {
         let place = handle.0 & !OWN_HANDLE;
         let held = self.held.get_mut(place as usize).and_then(Option::take).expect("a message that was not released");
         self.free_handles.push(place);
-        if let Some(Route::Pair(pair)) = self.routes.get_mut(usize::from(held.peer))
-            && pair.generation == held.generation
-        {
-            pair.inbox.release(held.slot, true);
-            Self::mark_dirty(pair, &mut self.dirty);
+        match self.routes.get_mut(usize::from(held.peer)) {
+            Some(Route::Pair(pair)) if Rc::ptr_eq(&pair.inbox.buffers, &held.buffers) => {
+                pair.inbox.release(held.slot, true);
+                Self::mark_dirty(pair, &mut self.dirty);
+            }
+            // The last message of a pair that is gone: its memory is of use again while the device is.
+            _ if self.device.is_some() && Rc::strong_count(&held.buffers) == 1 => self.spare_buffers.push(held.buffers),
+            _ => {}
         }
     }
 
@@ -564,6 +568,8 @@ impl<P: Provider, C: Transport> Transport for RdmaTransport<P, C> {
     }
 
     fn prepare_wait(&mut self) -> bool {
+        // A peer may be waiting for the credit of what was released since the last poll.
+        self.ring_dirty();
         if self.carrier.prepare_wait() || !self.downs.is_empty() || !self.backlog.is_empty() {
             return true;
         }

@@ -88,7 +88,7 @@ pub struct Device {
     place: Place,
     here: steps::Here,
     limits: Limits,
-    /// A completion queue that can no longer be read, not reported yet.
+    /// A completion queue that can no longer be read, not reported yet. It is the only one, so nothing will complete.
     failed: bool,
     /// Reported once; nothing is left to wait for.
     lost: bool,
@@ -350,21 +350,17 @@ impl Provider for Device {
             return None;
         }
         if std::mem::take(&mut self.failed) {
-            return Some(DeviceEvent::Failed);
+            return Some(self.give_up());
         }
         loop {
             match self.context.event() {
-                Ok((ffi::IBV_EVENT_DEVICE_FATAL, _)) => return Some(self.give_up()),
+                Ok((ffi::IBV_EVENT_DEVICE_FATAL | ffi::IBV_EVENT_CQ_ERR, _)) => return Some(self.give_up()),
                 Ok((ffi::IBV_EVENT_PORT_ERR, port)) if port == i32::from(self.place.port) => {
                     return Some(DeviceEvent::PortDown);
                 }
-                Ok((
-                    ffi::IBV_EVENT_CQ_ERR
-                    | ffi::IBV_EVENT_QP_FATAL
-                    | ffi::IBV_EVENT_QP_ACCESS_ERR
-                    | ffi::IBV_EVENT_QP_REQ_ERR,
-                    _,
-                )) => return Some(DeviceEvent::Failed),
+                Ok((ffi::IBV_EVENT_QP_FATAL | ffi::IBV_EVENT_QP_ACCESS_ERR | ffi::IBV_EVENT_QP_REQ_ERR, _)) => {
+                    return Some(DeviceEvent::Failed);
+                }
                 Ok(_) => {}
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return None,

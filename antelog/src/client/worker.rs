@@ -234,7 +234,6 @@ pub(super) fn run<T: Transport, D: Dialer<T::Link>>(
     let mut worker = Worker { session, desk };
     worker.session.set_waker(parker.waker());
     let mut fds = Vec::new();
-    worker.session.wait_fds(&mut fds);
     let mut commands = Vec::new();
     while !handle.take(&mut commands) {
         worker.desk.appends.send_waiting(|shard, append| send(&mut worker.session, shard, append));
@@ -245,6 +244,9 @@ pub(super) fn run<T: Transport, D: Dialer<T::Link>>(
         work += worker.session.duty_cycle(now_ns(), &mut worker.desk);
         if work == 0 {
             let timeout_ns = worker.session.deadline_ns().map(|at| at.saturating_sub(now_ns()));
+            // Looked up each time: a transport that loses its device closes that device's descriptor.
+            fds.clear();
+            worker.session.wait_fds(&mut fds);
             parker.park(&fds, timeout_ns, || handle.waiting() || worker.session.prepare_wait());
         }
     }

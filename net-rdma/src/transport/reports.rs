@@ -3,15 +3,41 @@
 use antelog_core::transport::{DownReason, Event, MessageHandle, PeerId, Transport};
 
 use super::{NOTHING, OWN_HANDLE, PER_POLL, RdmaTransport, Route, TAKEN};
+use crate::health::PAIR_PAUSE;
 use crate::inbox::Held;
 use crate::pair::{reason_of, unlabel};
-use crate::provider::{Completion, Done, Failure, Provider};
+use crate::provider::{Completion, DeviceEvent, Done, Failure, Provider};
 use crate::setup::Setup;
+
+/// Why a pair is given up that connects and gets no probe through.
+const NO_DATA: &str =
+    "the queue pairs are connected and no data comes through: is UDP port 4791 filtered, or the GID not routed?";
 
 impl<P: Provider, C: Transport> RdmaTransport<P, C> {
     /// True when the device is to be let go and was not yet.
     pub(super) fn health_news(&self) -> bool {
         self.device.is_some() && self.health.is_disabled()
+    }
+
+    /// The device is lost: every pair ends, and so does our hold on the device, which lets it be removed.
+    fn lose_device(&mut self) {
+        for peer in 0..self.routes.len() as u16 {
+            self.break_pair(PeerId(peer), DownReason::Io(libc::ENODEV), None);
+        }
+        self.device = None;
+        self.spare_buffers.clear();
+        self.spare_staging.clear();
+        self.exposed.clear();
+        self.sources.iter_mut().for_each(|source| source.memory = None);
+    }
+
+    /// Asks the device what happened to it.
+    pub(super) fn look_at_device(&mut self) {
+        while let Some(event) = self.device.as_mut().and_then(P::event) {
+            if event == DeviceEvent::Lost {
+                self.health.disable("the RDMA device was removed or has failed");
+            }
+        }
     }
 
     /// Goes on from the carrier's `count` events.
@@ -41,7 +67,13 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
                 break;
             }
             handled += found;
-            for completion in &taken[..found] {
+            for (place, completion) in taken[..found].iter().enumerate() {
+                if let Err(failure) = completion.result {
+                    // Ending a pair takes account of all its completions that are not handled, so they go back.
+                    taken[place + 1..found].iter().rev().for_each(|later| self.backlog.push_front(*later));
+                    self.on_failure(completion.id, failure);
+                    break;
+                }
                 if let Some(event) = self.on_completion(completion) {
                     events[count] = event;
                     count += 1;
@@ -69,15 +101,23 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
             | Event::Notified { peer, .. }
             | Event::Received { peer, .. }
             | Event::PeerDown { peer, .. }) = event;
-            if self.pair(peer).is_none() {
-                if let Event::PeerDown { peer, .. } = event
-                    && let Some(route) = self.routes.get_mut(usize::from(peer.0))
-                {
-                    *route = Route::None;
+            match self.routes.get_mut(usize::from(peer.0)) {
+                Some(Route::Pair(_)) => {}
+                Some(route @ Route::Carrier) => {
+                    if let Event::PeerDown { .. } = event {
+                        *route = Route::None;
+                    }
+                    events[kept] = event;
+                    kept += 1;
+                    continue;
                 }
-                events[kept] = event;
-                kept += 1;
-                continue;
+                // An earlier event of the same poll ended the pair: that is all the owner hears of it.
+                _ => {
+                    if let Event::Received { message, .. } = event {
+                        self.carrier.release(message);
+                    }
+                    continue;
+                }
             }
             match event {
                 Event::Received { message, .. } => {
@@ -107,6 +147,9 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         let Some(Route::Pair(pair)) = self.routes.get_mut(usize::from(peer.0)) else { return };
         let Some(device) = &mut self.device else { return };
         match setup {
+            Setup::Offer(_) if pair.progress.is_connected || pair.progress.declined.is_some() => {
+                self.break_pair(peer, DownReason::Protocol, Some("the peer's second offer on one connection"));
+            }
             Setup::Offer(offer) => {
                 if let Err(why) = pair.on_offer(device, offer, patience) {
                     pair.progress.to_say.push_back(Setup::Decline(why.clone()));
@@ -159,15 +202,15 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
             return Some(why);
         }
         match pair.advance(device) {
-            Ok(true) => self.starting.retain(|listed| *listed != peer),
+            Ok(true) => {
+                self.starting.retain(|listed| *listed != peer);
+                // The peer may have been up before, and have used all its credit.
+                Self::mark_dirty(pair, &mut self.dirty);
+            }
             Ok(false) if device.now_ns() >= pair.deadline_ns => {
                 let progress = &pair.progress;
                 return Some(match (progress.is_connected, progress.is_peer_ready) {
-                    (true, true) => {
-                        "the queue pairs are connected and no data comes through: is UDP port 4791 filtered, \
-                                     or the GID not routed?"
-                            .into()
-                    }
+                    (true, true) => NO_DATA.into(),
                     _ => "the peer did not answer the offer".into(),
                 });
             }
@@ -177,7 +220,7 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         None
     }
 
-    /// One completion; the event it means for the owner.
+    /// One successful completion; the event it means for the owner.
     #[inline]
     fn on_completion(&mut self, completion: &Completion) -> Option<Event> {
         let (peer, generation, slot) = unlabel(completion.id);
@@ -185,13 +228,7 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         if pair.generation != generation {
             return None;
         }
-        let done = match completion.result {
-            Ok(done) => done,
-            Err(failure) => {
-                self.on_failure(peer, failure, slot.is_some());
-                return None;
-            }
-        };
+        let done = completion.result.ok()?;
         // Freed slots and receives may let a credit go out.
         Self::mark_dirty(pair, &mut self.dirty);
         match (done, slot) {
@@ -218,7 +255,7 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
             (Done::Received { len, imm: None }, Some(slot)) => {
                 pair.inbox.posted -= 1;
                 pair.counters.on_received();
-                let held = Held::new(&pair.inbox.buffers, slot, len, (peer.0, generation));
+                let held = Held::new(&pair.inbox.buffers, slot, len, peer.0);
                 let place = self.free_handles.pop().unwrap_or_else(|| {
                     self.held.push(None);
                     self.held.len() as u32 - 1
@@ -230,22 +267,36 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         }
     }
 
-    /// The queue of a pair failed: the first failure is the cause, the rest are flushes.
-    fn on_failure(&mut self, peer: PeerId, failure: Failure, is_receive: bool) {
-        let Some(pair) = self.pair(peer) else { return };
-        pair.counters.on_failure(failure);
+    /// The queue of a pair failed. Everything outstanding fails with it, in no order between requests and receives, so the
+    /// cause is the first failure that is no flush.
+    fn on_failure(&mut self, id: u64, failure: Failure) {
+        let (peer, generation, slot) = unlabel(id);
+        let Some(pair) = self.pair(peer).filter(|pair| pair.generation == generation) else { return };
+        pair.inbox.posted -= usize::from(slot.is_some());
+        let (host, is_up, closing, counters) = (pair.host, pair.is_up, pair.closing, pair.counters.clone());
+        let settled_ns = pair.deadline_ns.saturating_add(PAIR_PAUSE.as_nanos() as u64);
+        let is_young = self.device.as_ref().is_some_and(|device| device.now_ns() < settled_ns);
+        self.look_at_device();
+        let cause = self.take_down(peer).filter(|_| failure == Failure::Flushed);
+        let (failure, is_receive) = (cause.unwrap_or(failure), cause.is_none() && slot.is_some());
+        counters.on_failure(failure);
         // An end that the carrier has announced already explains what fails now, but for a refusal by our own device.
         let reason = match reason_of(failure, is_receive) {
             DownReason::Protocol => DownReason::Protocol,
-            reason => pair.closing.unwrap_or(reason),
+            reason => closing.unwrap_or(reason),
         };
-        let why = (!pair.is_up).then(|| format!("the queue pair failed before it carried data: {failure:?}"));
-        self.look_at_device();
+        // What comes up and breaks at once would do so again and again: it takes more than a probe to see what is wrong.
+        let why = match (is_up, failure) {
+            _ if closing.is_some() => None,
+            (false, Failure::Unreachable) => Some(NO_DATA.to_owned()),
+            (false, _) => Some(format!("the queue pair failed before it carried data: {failure:?}")),
+            (true, _) => is_young.then(|| format!("the queue pair failed soon after it came up: {failure:?}")),
+        };
         if failure == Failure::Refused {
             let _ = self.carrier.send(peer, &Setup::Refused.encode());
             self.carrier.flush();
         }
-        self.break_pair(peer, reason, why.as_deref());
+        self.report_end(peer, host, reason, why.as_deref());
     }
 
     /// Ends pairs whose end is known and of which nothing is left to report.
