@@ -334,7 +334,7 @@ fn wishes_and_prescriptions_are_read_and_written() {
     for text in ["auto", "rdma", "tcp"] {
         assert_eq!(text.parse::<Wish>().unwrap().to_string(), text);
     }
-    assert_eq!("RDMA".parse::<Wish>(), Err("transport \"RDMA\": expected auto, rdma or tcp".to_owned()));
+    assert_eq!("RDMA".parse::<Wish>(), Err("unknown transport 'RDMA', expected auto, rdma or tcp".to_owned()));
     for text in ["rxe0", "rxe0:1", "mlx5_bond_0:2:255"] {
         assert_eq!(text.parse::<Override>().unwrap().to_string(), text);
     }

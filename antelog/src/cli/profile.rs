@@ -11,8 +11,8 @@ use super::{Outcome, Stop, output, rdma_floor};
 
 #[derive(Subcommand)]
 pub enum ProfileCommand {
-    /// What the network alone costs: TCP round trips of 4 KiB → 64 B on the demo's cores; with --transport rdma bare requests
-    /// beside the transport's
+    /// What the network alone costs: TCP round trips of 4 KiB → 64 B on the demo's cores; with --transport rdma, bare
+    /// requests beside the transport's
     Floor(FloorArgs),
     /// Whether speculation ever loses: fixed beside free-event ordering over durations of computation and scenarios
     Grid(super::grid::GridArgs),

@@ -1,11 +1,10 @@
 //! Replicates a shard's log to one backup: every byte of the region goes to the same offset of the backup's region.
 //!
 //! Entries appended in one duty cycle are contiguous and leave as one write (two at the end of a lap) straight from the
-//! region. `Placed` comes back with the lsn as token. A word tells the backup how far the log reaches, for it to verify: only
-//! what is placed, and not for every write but when nothing is under way or enough has gathered, since no record waits for
-//! that and each word would delay the one behind it.
-//! After a lost connection everything that was not placed is written again, to the same place: writing twice does no
-//! harm. See "Replication" in DESIGN.md.
+//! region. `Placed` comes back with the lsn as token. A word tells the backup how far the log reaches, for it to verify:
+//! only what is placed, and not for every write but when nothing is under way or enough has gathered, since no record
+//! waits for that and each word would delay the one behind it. After a lost connection everything that was not placed is
+//! written again, to the same place: writing twice does no harm. See "Replication" in DESIGN.md.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
