@@ -42,7 +42,7 @@ pub struct EmbeddedBench {
 
 /// A cluster at work.
 enum Started {
-    Here(Cluster),
+    Here(Box<Cluster>),
     Processes(Processes),
 }
 
@@ -177,7 +177,7 @@ impl Bench for EmbeddedBench {
         }
         let cluster = Cluster::start(config, Nodes::All, Arc::new(|_: &str| {}))?;
         let connected = EmbeddedLog::connect(&cluster);
-        self.cluster = Some(Started::Here(cluster));
+        self.cluster = Some(Started::Here(Box::new(cluster)));
         connected
     }
 

@@ -88,8 +88,8 @@ impl Drop for Server {
     }
 }
 
-/// The binary with arguments, away from the environment's settings. On another machine than the one that built it, `TEST_BINARY`
-/// says where it is; `TEST_ENVIRONMENT` has settings for all of its runs, like `ANTELOG_TRANSPORT=rdma`.
+/// The binary with arguments, away from the environment's settings. On another machine than the one that built it,
+/// `TEST_BINARY` says where it is; `TEST_ENVIRONMENT` has settings for all of its runs, like `ANTELOG_TRANSPORT=rdma`.
 pub fn antelog(args: &[&str]) -> Command {
     let binary = std::env::var("TEST_BINARY").unwrap_or_else(|_| env!("CARGO_BIN_EXE_antelog").to_owned());
     let mut command = Command::new(binary);

@@ -18,9 +18,7 @@ pub fn skip(why: &str) {
 pub fn place() -> Option<Place> {
     let found = find_place();
     if found.is_none() {
-        skip(
-            "no RDMA device with a RoCE v2 port and an IPv4 address; net-rdma/soft-roce-vm test runs it in a virtual machine",
-        );
+        skip("no RDMA device with a RoCE v2 port and an IPv4 address (net-rdma/soft-roce-vm test has one)");
     }
     found
 }

@@ -1,4 +1,4 @@
-//! `doctor --listen` and `doctor --pair`: what two machines are to each other, measured through the transport that nodes use.
+//! `doctor --listen` and `doctor --pair`: what two machines are to each other, through the transport that nodes use.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
