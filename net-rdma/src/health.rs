@@ -20,7 +20,7 @@ const PAIRS_MAX: usize = 1024;
 #[derive(Default)]
 struct Known {
     disabled: Option<String>,
-    pairs: HashMap<IpAddr, (Instant, String)>,
+    pairs: HashMap<IpAddr, (Duration, String)>,
 }
 
 /// See the module's text. Clones are handles to the same state.
@@ -29,6 +29,8 @@ pub struct Health {
     known: Arc<Mutex<Known>>,
     is_disabled: Arc<AtomicBool>,
     log: Arc<dyn Fn(&str) + Send + Sync>,
+    /// Time since some start.
+    clock: Arc<dyn Fn() -> Duration + Send + Sync>,
 }
 
 impl fmt::Debug for Health {
@@ -40,7 +42,13 @@ impl fmt::Debug for Health {
 impl Health {
     /// Nothing is wrong yet; lines for the operator go to `log`.
     pub fn new(log: Arc<dyn Fn(&str) + Send + Sync>) -> Health {
-        Health { known: Arc::default(), is_disabled: Arc::default(), log }
+        let start = Instant::now();
+        Health::on_clock(log, Arc::new(move || start.elapsed()))
+    }
+
+    /// As [`new`](Self::new), on another clock, which says how long ago some start was.
+    pub fn on_clock(log: Arc<dyn Fn(&str) + Send + Sync>, clock: Arc<dyn Fn() -> Duration + Send + Sync>) -> Health {
+        Health { known: Arc::default(), is_disabled: Arc::default(), log, clock }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -77,14 +85,14 @@ impl Health {
         {
             known.pairs.remove(&oldest);
         }
-        known.pairs.insert(host, (Instant::now(), reason.to_owned()));
+        known.pairs.insert(host, ((self.clock)(), reason.to_owned()));
     }
 
     /// Why RDMA to this host is avoided now, if it is.
     pub fn avoided(&self, host: IpAddr) -> Option<String> {
         let known = self.known();
         let (since, reason) = known.pairs.get(&host)?;
-        (since.elapsed() < PAIR_PAUSE).then(|| reason.clone())
+        ((self.clock)() - *since < PAIR_PAUSE).then(|| reason.clone())
     }
 
     /// A line for the operator.

@@ -194,7 +194,7 @@ pub enum DeviceEvent {
     Lost,
     /// The port went down.
     PortDown,
-    /// The completion queue or a queue pair has failed; completions tell the rest.
+    /// The completion queue or a queue pair has failed without the peer's doing; completions tell the rest.
     Failed,
 }
 

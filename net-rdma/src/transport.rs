@@ -20,10 +20,11 @@ use antelog_core::transport::{
 };
 
 use crate::counters::TransportCounters;
+use crate::drain::Drain;
 use crate::health::Health;
 use crate::inbox::{Buffers, Held, Inbox, SLACK};
 use crate::output::{Output, OutputSizes};
-use crate::pair::{Pair, Progress, label, unlabel};
+use crate::pair::{Pair, Progress, label};
 use crate::provider::{
     Access, Completion, DeviceEvent, End, Failure, Local, MemoryId, Patience, Provider, ProviderError, QueueId,
 };
@@ -75,7 +76,7 @@ impl Default for Options {
 impl Options {
     /// Completions that a transport for so many peers may have outstanding: the completion queue's size.
     pub fn completions(&self, peers: u16) -> usize {
-        usize::from(peers) * (self.requests + self.receives + SLACK)
+        usize::from(peers) * (self.requests + 1 + self.receives + SLACK)
     }
 }
 
@@ -128,6 +129,8 @@ pub struct RdmaTransport<P: Provider, C: Transport> {
     dirty: Vec<PeerId>,
     /// Pairs that are not up yet.
     starting: Vec<PeerId>,
+    /// Queue pairs that the device said it failed, and that were not met yet.
+    failed: usize,
     /// Pairs that end once the completion queue is empty.
     closing: Vec<PeerId>,
 }
@@ -155,6 +158,7 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
             downs: VecDeque::new(),
             dirty: Vec::with_capacity(peers_max.into()),
             starting: Vec::new(),
+            failed: 0,
             closing: Vec::with_capacity(peers_max.into()),
         }
     }
@@ -232,7 +236,7 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         };
         let device = self.device.as_mut().ok_or_else(no_device)?;
         let limits = device.limits();
-        let sizes = (self.options.requests.min(limits.requests_max), buffers.count());
+        let sizes = ((self.options.requests + 1).min(limits.requests_max), buffers.count());
         // Every request and receive of a failing queue completes: an overrun would be the end of the device for us.
         if (self.pairs + 1) * (sizes.0 + sizes.1) > limits.completions {
             self.spare_buffers.push(buffers);
@@ -244,7 +248,7 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         let queue = QueueId(peer.0);
         let (number, inline_bytes) = device.create(queue, sizes.0, sizes.1)?;
         self.generation = self.generation.wrapping_add(1);
-        let sizes = OutputSizes { depth: sizes.0, inline_bytes, message_bytes_max: limits.message_bytes_max };
+        let sizes = OutputSizes { depth: sizes.0 - 1, inline_bytes, message_bytes_max: limits.message_bytes_max };
         // Predictable would do: the number only has to differ from what a former connection's late packets carry.
         let psn = (device.now_ns() >> 4) as u32 & 0xFF_FFFF;
         let mut pair = Pair {
@@ -271,53 +275,58 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         Ok(pair)
     }
 
-    /// Ends a pair's queue: when this returns nothing from its peer lands.
-    fn take_down(&mut self, peer: PeerId) {
-        let Some(route) = self.routes.get_mut(usize::from(peer.0)) else { return };
-        let Route::Pair(mut pair) = std::mem::replace(route, Route::None) else { return };
+    /// Ends a pair's queue: when this returns nothing from its peer lands. Returns why the queue had failed, if it had and a
+    /// completion says so.
+    fn take_down(&mut self, peer: PeerId) -> Option<Failure> {
+        let route = self.routes.get_mut(usize::from(peer.0))?;
+        let Route::Pair(mut pair) = std::mem::replace(route, Route::None) else { return None };
         self.pairs -= 1;
         for list in [&mut self.dirty, &mut self.starting, &mut self.closing] {
             list.retain(|listed| *listed != peer);
         }
-        let Some(device) = &mut self.device else { return };
+        self.look_at_device();
+        let device = self.device.as_mut()?;
         device.fail(pair.queue());
         let until_ns = device.now_ns() + DRAIN_NS;
+        let mut drain = Drain::new(&mut pair, device);
+        self.backlog.retain(|completion| !drain.takes(completion));
         let mut taken = [NOTHING; TAKEN];
-        while pair.inbox.posted > 0 && !self.health.is_disabled() && device.now_ns() < until_ns {
+        while drain.is_open() && !self.health.is_disabled() && device.now_ns() < until_ns {
             let count = device.poll(&mut taken);
-            keep_others(&taken[..count], &mut pair, &mut self.backlog);
+            self.backlog.extend(taken[..count].iter().filter(|completion| !drain.takes(completion)));
         }
         device.destroy(pair.queue());
         // What is left of the queue must not fill the completion queue of the next.
         loop {
             let count = device.poll(&mut taken);
-            keep_others(&taken[..count], &mut pair, &mut self.backlog);
+            self.backlog.extend(taken[..count].iter().filter(|completion| !drain.takes(completion)));
             if count == 0 {
                 break;
             }
         }
-        let generation = (peer, pair.generation);
-        self.backlog.retain(|completion| {
-            let (peer, life, _) = unlabel(completion.id);
-            (peer, life) != generation
-        });
         let Pair { output, inbox, .. } = *pair;
         self.spare_staging.push(output.into_staging());
         if Rc::strong_count(&inbox.buffers) == 1 {
             self.spare_buffers.push(inbox.buffers);
         }
+        drain.cause()
     }
 
     /// Ends a pair and reports it. `why` is given when the device or the set-up is at fault rather than the peer.
     fn break_pair(&mut self, peer: PeerId, reason: DownReason, why: Option<&str>) {
         let Some(pair) = self.pair(peer) else { return };
-        let host = pair.host;
-        if let Some(why) = why {
+        let why = why.map(|why| (pair.host, why));
+        self.take_down(peer);
+        self.on_ended(peer, reason, why);
+    }
+
+    /// Reports a pair whose queue has ended.
+    fn on_ended(&mut self, peer: PeerId, reason: DownReason, why: Option<(IpAddr, &str)>) {
+        if let Some((host, why)) = why {
             self.health.avoid(host, why);
             self.health.say(&format!("rdma with {host} ends: {why}; the next connection uses tcp"));
         }
         self.carrier.fence(peer);
-        self.take_down(peer);
         self.downs.push_back((peer, reason));
     }
 
@@ -336,8 +345,10 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
     /// Asks the device what happened to it.
     fn look_at_device(&mut self) {
         while let Some(event) = self.device.as_mut().and_then(P::event) {
-            if event == DeviceEvent::Lost {
-                self.health.disable("the RDMA device was removed or has failed");
+            match event {
+                DeviceEvent::Lost => self.health.disable("the RDMA device was removed or has failed"),
+                DeviceEvent::Failed => self.failed += 1,
+                DeviceEvent::PortDown => {}
             }
         }
     }
@@ -396,18 +407,6 @@ const NOTHING: Completion = Completion { id: 0, result: Err(Failure::Flushed) };
 
 fn no_device() -> ProviderError {
     ProviderError { text: "this process uses no RDMA device".into(), errno: libc::ENODEV }
-}
-
-/// Keeps completions of other pairs for later and counts this one's flushed receives.
-fn keep_others(taken: &[Completion], pair: &mut Pair, backlog: &mut VecDeque<Completion>) {
-    for completion in taken {
-        let (peer, generation, slot) = unlabel(completion.id);
-        if (peer, generation) != (pair.peer, pair.generation) {
-            backlog.push_back(*completion);
-        } else if slot.is_some() {
-            pair.inbox.posted -= 1;
-        }
-    }
 }
 
 impl<P: Provider, C: Transport> Transport for RdmaTransport<P, C> {

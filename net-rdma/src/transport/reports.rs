@@ -3,8 +3,9 @@
 use antelog_core::transport::{DownReason, Event, MessageHandle, PeerId, Transport};
 
 use super::{NOTHING, OWN_HANDLE, PER_POLL, RdmaTransport, Route, TAKEN};
+use crate::drain::reason_of;
 use crate::inbox::Held;
-use crate::pair::{reason_of, unlabel};
+use crate::pair::unlabel;
 use crate::provider::{Completion, Done, Failure, Provider};
 use crate::setup::Setup;
 
@@ -41,10 +42,17 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
                 break;
             }
             handled += found;
-            for completion in &taken[..found] {
+            for (place, completion) in taken[..found].iter().enumerate() {
+                if completion.result.is_err() {
+                    // Those behind it say more about it: they are found with the rest of what its queue flushes.
+                    taken[place + 1..found].iter().rev().for_each(|later| self.backlog.push_front(*later));
+                }
                 if let Some(event) = self.on_completion(completion) {
                     events[count] = event;
                     count += 1;
+                }
+                if completion.result.is_err() {
+                    break;
                 }
             }
         }
@@ -230,22 +238,29 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         }
     }
 
-    /// The queue of a pair failed: the first failure is the cause, the rest are flushes.
+    /// The queue of a pair failed; this is the first failure that was seen.
     fn on_failure(&mut self, peer: PeerId, failure: Failure, is_receive: bool) {
         let Some(pair) = self.pair(peer) else { return };
-        pair.counters.on_failure(failure);
+        pair.inbox.posted -= usize::from(is_receive);
+        let (host, is_up, closing) = (pair.host, pair.is_up, pair.closing);
+        let counters = pair.counters.clone();
+        let drained = self.take_down(peer);
+        let cause = Some(failure).filter(|failure| *failure != Failure::Flushed).or(drained);
+        counters.on_failure(cause.unwrap_or(failure));
+        // What the device said is about one queue pair: one that failed of something else is not it.
+        let by_device = cause.is_none() && self.failed > 0;
+        self.failed -= usize::from(by_device);
         // An end that the carrier has announced already explains what fails now, but for a refusal by our own device.
-        let reason = match reason_of(failure, is_receive) {
+        let reason = match reason_of(cause, by_device) {
             DownReason::Protocol => DownReason::Protocol,
-            reason => pair.closing.unwrap_or(reason),
+            reason => closing.unwrap_or(reason),
         };
-        let why = (!pair.is_up).then(|| format!("the queue pair failed before it carried data: {failure:?}"));
-        self.look_at_device();
-        if failure == Failure::Refused {
+        if cause == Some(Failure::Refused) {
             let _ = self.carrier.send(peer, &Setup::Refused.encode());
             self.carrier.flush();
         }
-        self.break_pair(peer, reason, why.as_deref());
+        let why = format!("the queue pair failed before it carried data: {:?}", cause.unwrap_or(failure));
+        self.on_ended(peer, reason, (!is_up).then_some((host, &why)));
     }
 
     /// Ends pairs whose end is known and of which nothing is left to report.
