@@ -14,6 +14,7 @@ mod output;
 mod pair;
 pub mod provider;
 mod setup;
+pub mod sim;
 mod transport;
 pub mod verbs;
 pub mod watch;
