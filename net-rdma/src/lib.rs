@@ -1,8 +1,8 @@
 //! antelog's transport contract on RDMA verbs.
 //!
 //! Reading order: `provider` says what is asked of a device, `verbs` is the real one (libibverbs, loaded at run time) and
-//! `emulated` one in memory for tests, `sim` puts clusters of the simulator on it. `transport` moves the data of pairs that agreed on RDMA to queue pairs and leaves
-//! all others on their carrier, which is TCP.
+//! `emulated` one in memory for tests. `transport` moves the data of pairs that agreed on RDMA to queue pairs and leaves
+//! all others on their carrier, which is TCP. `sim` puts clusters of the simulator on the emulated device.
 
 pub mod counters;
 pub mod discover;
