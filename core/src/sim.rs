@@ -8,6 +8,7 @@
 //! * [`knobs`] — what a seed draws; * [`network`] — links with delays, bounds and losses; * `control` — connections made,
 //!   lost and made again; * `cluster` — the agents of a run; * `workload`, `client` — who uses the log;
 //! * `machine` — all of that as threads on virtual time; `run` — a seed's run; [`stage`] — a cluster to measure instead;
+//! * [`overlay`] — another transport between agents and network; `tap` — what the oracle sees of the order stream;
 //! * [`oracle`] — what must hold; * [`probes`] — what a batch must have reached.
 //!
 //! **Not simulated:** disks, because this version has none; processes that end and come back, partitions, and clocks that
@@ -20,11 +21,13 @@ pub mod knobs;
 mod machine;
 pub mod network;
 pub mod oracle;
+pub mod overlay;
 pub mod probes;
 mod queue;
 pub mod rng;
 mod run;
 pub mod stage;
+mod tap;
 pub mod trace;
 mod workload;
 
@@ -36,6 +39,7 @@ use std::sync::Once;
 
 pub use knobs::{Knobs, Overrides};
 pub use oracle::Violation;
+pub use overlay::{Overlay, Plain};
 pub use probes::Probes;
 
 /// Why a run failed.
@@ -108,9 +112,17 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
 /// # Errors
 /// When the system has no memory for it.
 pub fn simulate(knobs: Knobs, traced: bool) -> std::io::Result<Outcome> {
+    simulate_over(Plain, knobs, traced)
+}
+
+/// Runs a simulation over the transports of an overlay.
+///
+/// # Errors
+/// As [`simulate`].
+pub fn simulate_over<O: Overlay>(overlay: O, knobs: Knobs, traced: bool) -> std::io::Result<Outcome> {
     keep_panics();
     CAUGHT.set(Some(String::new()));
-    let outcome = catch_unwind(AssertUnwindSafe(|| run::Run::new(knobs, traced).map(run::Run::go)));
+    let outcome = catch_unwind(AssertUnwindSafe(|| run::Run::new(knobs, overlay, traced).map(run::Run::go)));
     let message = CAUGHT.take().unwrap_or_default();
     outcome.unwrap_or_else(|_| {
         let failure = Some(Failure::Crash(message));

@@ -53,6 +53,8 @@ pub struct Behaviour {
     pub step_ns: u64,
     /// Every poll begins with a step of the whole fabric.
     pub step_on_poll: bool,
+    /// Polls between failing a queue and destroying it do: their user waits for what it flushes, and does nothing else.
+    pub step_on_drain: bool,
     /// Into so many pieces, 1 to 16, a message is cut at most.
     pub pieces_max: u32,
     /// So many pieces (at random, 0 to this) one queue places in a step.
@@ -71,6 +73,9 @@ pub struct Behaviour {
     pub registration_failure: OneIn,
     /// Panic when a source changes before a completion that covers its request was polled.
     pub watch_sources: bool,
+    /// With [`watch_sources`](Self::watch_sources): what was executed may change at once. Its owner may know from the
+    /// peer's answer, as a ring does from a credit, and what is sent again after that is dropped by the peer's device.
+    pub answers_free_sources: bool,
 }
 
 impl Default for Behaviour {
@@ -79,6 +84,7 @@ impl Default for Behaviour {
         Behaviour {
             step_ns: 200,
             step_on_poll: true,
+            step_on_drain: false,
             pieces_max: 16,
             pieces_per_step_max: 16,
             ack_in: 3,
@@ -88,6 +94,7 @@ impl Default for Behaviour {
             queue_failure: 0,
             registration_failure: 0,
             watch_sources: true,
+            answers_free_sources: false,
         }
     }
 }
@@ -129,7 +136,7 @@ impl Fabric {
     /// Plugs in a device. Dropping it takes its queues and memory away; its peers find it silent.
     pub fn device(&self, grant: Grant) -> Emulated {
         let device = self.0.borrow_mut().add_device(grant);
-        Emulated { fabric: self.clone(), device }
+        Emulated { fabric: self.clone(), device, draining: false }
     }
 
     /// Moves the clock on by a step and everything by a little.
@@ -141,6 +148,11 @@ impl Fabric {
     /// A step in which the clock jumps by `ns` nanoseconds: time-outs pass, everything else moves as in any step.
     pub fn advance(&self, ns: u64) {
         self.0.borrow_mut().advance(ns);
+    }
+
+    /// The clock jumps by `ns` nanoseconds, and nothing moves.
+    pub fn pass(&self, ns: u64) {
+        self.0.borrow_mut().now_ns += ns;
     }
 
     /// The clock in nanoseconds. It starts at 0.
@@ -163,6 +175,17 @@ impl Fabric {
         self.0.borrow().is_quiet()
     }
 
+    /// The device has completions or events for its user.
+    pub fn is_ready(&self, device: DeviceId) -> bool {
+        let device = &self.0.borrow().devices[device.0];
+        !device.completions.is_empty() || !device.events.is_empty()
+    }
+
+    /// Queues that are connected, on devices that were not lost.
+    pub fn connected(&self) -> Vec<(DeviceId, QueueId)> {
+        self.0.borrow().connected().map(|(device, queue)| (DeviceId(device), QueueId(queue as u16))).collect()
+    }
+
     /// The device disappears: [`DeviceEvent::Lost`], posts fail, nothing completes any more.
     pub fn lose(&self, device: DeviceId) {
         self.0.borrow_mut().lose(device.0);
@@ -183,6 +206,8 @@ impl Fabric {
 pub struct Emulated {
     fabric: Fabric,
     device: usize,
+    /// A queue was failed and not destroyed yet.
+    draining: bool,
 }
 
 impl Emulated {
@@ -236,8 +261,9 @@ impl Provider for Emulated {
     }
 
     fn poll(&mut self, completions: &mut [Completion]) -> usize {
+        let draining = self.draining;
         let mut world = self.world();
-        if world.behaviour.step_on_poll {
+        if world.behaviour.step_on_poll || (draining && world.behaviour.step_on_drain) {
             let step_ns = world.behaviour.step_ns;
             world.advance(step_ns);
         }
@@ -245,10 +271,12 @@ impl Provider for Emulated {
     }
 
     fn fail(&mut self, queue: QueueId) {
+        self.draining = true;
         self.world().fail(self.device, usize::from(queue.0));
     }
 
     fn destroy(&mut self, queue: QueueId) {
+        self.draining = false;
         self.world().destroy(self.device, usize::from(queue.0));
     }
 

@@ -11,8 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a pair whose RDMA did not come up, or broke without the peer being gone, stays on TCP.
+/// How long a pair whose RDMA did not come up, or broke again and again without the peer being gone, stays on TCP.
 pub const PAIR_PAUSE: Duration = Duration::from_secs(60);
+
+/// Pairs with a host that break within a pause before it is avoided: one may be chance.
+const STRIKES_MAX: u32 = 3;
 
 /// Hosts remembered at most; the oldest is forgotten.
 const PAIRS_MAX: usize = 1024;
@@ -20,7 +23,14 @@ const PAIRS_MAX: usize = 1024;
 #[derive(Default)]
 struct Known {
     disabled: Option<String>,
-    pairs: HashMap<IpAddr, (Instant, String)>,
+    hosts: HashMap<IpAddr, Trouble>,
+}
+
+/// What went wrong with a host.
+struct Trouble {
+    since: Duration,
+    reason: String,
+    strikes: u32,
 }
 
 /// See the module's text. Clones are handles to the same state.
@@ -29,6 +39,8 @@ pub struct Health {
     known: Arc<Mutex<Known>>,
     is_disabled: Arc<AtomicBool>,
     log: Arc<dyn Fn(&str) + Send + Sync>,
+    /// Time since some start.
+    clock: Arc<dyn Fn() -> Duration + Send + Sync>,
 }
 
 impl fmt::Debug for Health {
@@ -40,7 +52,13 @@ impl fmt::Debug for Health {
 impl Health {
     /// Nothing is wrong yet; lines for the operator go to `log`.
     pub fn new(log: Arc<dyn Fn(&str) + Send + Sync>) -> Health {
-        Health { known: Arc::default(), is_disabled: Arc::default(), log }
+        let start = Instant::now();
+        Health::on_clock(log, Arc::new(move || start.elapsed()))
+    }
+
+    /// As [`new`](Self::new), on another clock, which says how long ago some start was.
+    pub fn on_clock(log: Arc<dyn Fn(&str) + Send + Sync>, clock: Arc<dyn Fn() -> Duration + Send + Sync>) -> Health {
+        Health { known: Arc::default(), is_disabled: Arc::default(), log, clock }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -71,20 +89,34 @@ impl Health {
 
     /// RDMA to this host did not work; it is tried again after [`PAIR_PAUSE`].
     pub fn avoid(&self, host: IpAddr, reason: &str) {
+        self.count(host, reason, STRIKES_MAX);
+    }
+
+    /// RDMA to this host worked and broke soon. Returns whether it is avoided from now on, as [`avoid`](Self::avoid) does
+    /// at once: this was the third time within a pause.
+    pub fn strike(&self, host: IpAddr, reason: &str) -> bool {
+        self.count(host, reason, 1) >= STRIKES_MAX
+    }
+
+    fn count(&self, host: IpAddr, reason: &str, strikes: u32) -> u32 {
+        let now = (self.clock)();
         let mut known = self.known();
-        if known.pairs.len() >= PAIRS_MAX
-            && let Some(oldest) = known.pairs.iter().min_by_key(|(_, (at, _))| *at).map(|(host, _)| *host)
+        if known.hosts.len() >= PAIRS_MAX
+            && let Some(oldest) = known.hosts.iter().min_by_key(|(_, trouble)| trouble.since).map(|(host, _)| *host)
         {
-            known.pairs.remove(&oldest);
+            known.hosts.remove(&oldest);
         }
-        known.pairs.insert(host, (Instant::now(), reason.to_owned()));
+        let earlier = known.hosts.get(&host).filter(|trouble| now - trouble.since < PAIR_PAUSE);
+        let strikes = strikes + earlier.map_or(0, |trouble| trouble.strikes);
+        known.hosts.insert(host, Trouble { since: now, reason: reason.to_owned(), strikes });
+        strikes
     }
 
     /// Why RDMA to this host is avoided now, if it is.
     pub fn avoided(&self, host: IpAddr) -> Option<String> {
         let known = self.known();
-        let (since, reason) = known.pairs.get(&host)?;
-        (since.elapsed() < PAIR_PAUSE).then(|| reason.clone())
+        let trouble = known.hosts.get(&host).filter(|trouble| trouble.strikes >= STRIKES_MAX)?;
+        ((self.clock)() - trouble.since < PAIR_PAUSE).then(|| trouble.reason.clone())
     }
 
     /// A line for the operator.
@@ -106,6 +138,8 @@ mod tests {
         health.clone().avoid(one, "no data came through");
         assert_eq!(health.avoided(one).as_deref(), Some("no data came through"));
         assert_eq!((health.avoided(other), health.disabled(), health.is_disabled()), (None, None, false));
+        assert_eq!([1, 2, 3].map(|_| health.strike(other, "it broke")), [false, false, true]);
+        assert_eq!(health.avoided(other).as_deref(), Some("it broke"));
         health.disable("the device is gone");
         health.disable("something else");
         assert_eq!(health.disabled().as_deref(), Some("the device is gone"));
@@ -114,6 +148,6 @@ mod tests {
         for number in 0..3000u32 {
             health.avoid(std::net::Ipv4Addr::from(number).into(), "x");
         }
-        assert_eq!(health.known().pairs.len(), PAIRS_MAX);
+        assert_eq!(health.known().hosts.len(), PAIRS_MAX);
     }
 }

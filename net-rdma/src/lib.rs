@@ -2,10 +2,11 @@
 //!
 //! Reading order: `provider` says what is asked of a device, `verbs` is the real one (libibverbs, loaded at run time) and
 //! `emulated` one in memory for tests. `transport` moves the data of pairs that agreed on RDMA to queue pairs and leaves
-//! all others on their carrier, which is TCP.
+//! all others on their carrier, which is TCP. `sim` puts clusters of the simulator on the emulated device.
 
 pub mod counters;
 pub mod discover;
+mod drain;
 pub mod emulated;
 pub mod health;
 mod inbox;
@@ -13,6 +14,7 @@ mod output;
 mod pair;
 pub mod provider;
 mod setup;
+pub mod sim;
 mod transport;
 pub mod verbs;
 pub mod watch;

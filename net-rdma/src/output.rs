@@ -82,7 +82,7 @@ pub struct Output {
 /// Sizes of an output.
 #[derive(Clone, Copy, Debug)]
 pub struct OutputSizes {
-    /// Requests that may be outstanding.
+    /// Requests that may be outstanding; the queue has a slot more, for the last.
     pub depth: usize,
     /// Bytes a request takes along.
     pub inline_bytes: usize,
@@ -274,6 +274,16 @@ impl Output {
         let local = self.stage_bytes(start, &[0; PROBE_BYTES]);
         self.stage(Operation::Send { imm: Some(0) }, local, None, false);
         Ok(())
+    }
+
+    /// An empty request for the slot that [`OutputSizes::depth`] leaves, instead of what is staged.
+    pub fn last_request(&mut self) -> Request {
+        self.staged.clear();
+        let local = Local { memory: self.staging_memory, offset: 0, len: 0 };
+        self.stage(Operation::Send { imm: None }, local, None, false);
+        let mut last = self.staged[0];
+        last.signalled = true;
+        last
     }
 
     /// A doorbell's worth is staged: hand it over before staging `more` requests.

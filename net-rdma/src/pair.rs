@@ -15,7 +15,7 @@ use antelog_core::transport::{DownReason, PeerId};
 use crate::counters::PairCounters;
 use crate::inbox::{BATCH, Inbox};
 use crate::output::Output;
-use crate::provider::{Failure, Patience, Provider, ProviderError, QueueId, Receive};
+use crate::provider::{Patience, Provider, ProviderError, QueueId, Receive};
 use crate::setup::{Offer, Setup};
 
 /// A completion's id: generation, peer, kind, and the request's count or the receive's slot.
@@ -102,6 +102,14 @@ impl Pair {
         Ok(())
     }
 
+    /// Posts a request behind all others on a queue that has failed, and returns its id: its completion is the queue's last.
+    /// `None`: the device takes none.
+    pub fn post_last<P: Provider>(&mut self, device: &mut P) -> Option<u64> {
+        let last = self.output.last_request();
+        device.post(self.queue(), &[last]).ok()?;
+        Some(last.id)
+    }
+
     /// Posts receives that are free again, in batches; `all`: even an incomplete one. Stages a credit if one is due.
     ///
     /// # Errors
@@ -168,17 +176,5 @@ impl Pair {
         let goes_up = self.progress.is_probe_done && self.progress.is_probe_seen && !self.is_up;
         self.is_up |= goes_up;
         Ok(goes_up)
-    }
-}
-
-/// Why a pair is down when this was the first failure of its queue. A receive flushed out of the blue means that the device
-/// found the peer breaking the rules: nothing else puts the responding side into error.
-pub fn reason_of(failure: Failure, is_receive: bool) -> DownReason {
-    match failure {
-        Failure::Flushed if is_receive => DownReason::Protocol,
-        Failure::Refused => DownReason::Protocol,
-        Failure::Unreachable => DownReason::Io(libc::ETIMEDOUT),
-        Failure::ReceiverNotReady => DownReason::Io(libc::ENOBUFS),
-        Failure::Flushed | Failure::Other(_) => DownReason::Io(libc::EIO),
     }
 }

@@ -194,7 +194,7 @@ pub enum DeviceEvent {
     Lost,
     /// The port went down.
     PortDown,
-    /// A queue pair has failed; completions tell the rest.
+    /// A queue pair has failed without the peer's doing; completions tell the rest.
     Failed,
 }
 

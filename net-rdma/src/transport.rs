@@ -20,10 +20,11 @@ use antelog_core::transport::{
 };
 
 use crate::counters::TransportCounters;
+use crate::drain::Drain;
 use crate::health::Health;
 use crate::inbox::{Buffers, Held, Inbox, SLACK};
 use crate::output::{Output, OutputSizes, REQUESTS_MIN};
-use crate::pair::{Pair, Progress, label, unlabel};
+use crate::pair::{Pair, Progress, label};
 use crate::provider::{Access, Completion, End, Failure, Local, MemoryId, Patience, Provider, ProviderError, QueueId};
 use crate::setup::{Offer, REGIONS_MAX, Setup};
 
@@ -73,7 +74,7 @@ impl Default for Options {
 impl Options {
     /// Completions that a transport for so many peers may have outstanding: the completion queue's size.
     pub fn completions(&self, peers: u16) -> usize {
-        usize::from(peers) * (self.requests + self.receives + SLACK)
+        usize::from(peers) * (self.requests + 1 + self.receives + SLACK)
     }
 }
 
@@ -126,6 +127,8 @@ pub struct RdmaTransport<P: Provider, C: Transport> {
     dirty: Vec<PeerId>,
     /// Pairs that are not up yet.
     starting: Vec<PeerId>,
+    /// Queue pairs that the device said it failed, and that were not met yet.
+    failed: usize,
     /// Pairs that end once the completion queue is empty.
     closing: Vec<PeerId>,
 }
@@ -153,6 +156,7 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
             downs: VecDeque::new(),
             dirty: Vec::with_capacity(peers_max.into()),
             starting: Vec::new(),
+            failed: 0,
             closing: Vec::with_capacity(peers_max.into()),
         }
     }
@@ -227,9 +231,9 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         }
         let device = self.device.as_mut().ok_or_else(no_device)?;
         let limits = device.limits();
-        let sizes = (self.options.requests.min(limits.requests_max), self.options.receives + SLACK);
-        if sizes.0 < REQUESTS_MIN {
-            let text = format!("queues of {} requests are too short, a pair needs {REQUESTS_MIN}", sizes.0);
+        let sizes = ((self.options.requests + 1).min(limits.requests_max), self.options.receives + SLACK);
+        if sizes.0 < REQUESTS_MIN + 1 {
+            let text = format!("queues of {} requests are too short, a pair needs {}", sizes.0, REQUESTS_MIN + 1);
             return Err(ProviderError { text, errno: libc::ENOSPC });
         }
         // Every request and receive of a failing queue completes: an overrun would be the end of the device for us.
@@ -246,7 +250,7 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
             unreachable!("both were just made");
         };
         self.generation = self.generation.wrapping_add(1);
-        let sizes = OutputSizes { depth: sizes.0, inline_bytes, message_bytes_max: limits.message_bytes_max };
+        let sizes = OutputSizes { depth: sizes.0 - 1, inline_bytes, message_bytes_max: limits.message_bytes_max };
         // Predictable would do: the number only has to differ from what a former connection's late packets carry.
         let psn = (device.now_ns() >> 4) as u32 & 0xFF_FFFF;
         let mut pair = Pair {
@@ -273,8 +277,8 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         Ok(pair)
     }
 
-    /// Ends a pair's queue: when this returns nothing from its peer lands. Returns the first failure that was more than a
-    /// flush, if there is one among the completions that nobody had handled.
+    /// Ends a pair's queue: when this returns nothing from its peer lands. Returns why the queue had failed, if it had and a
+    /// completion says so.
     fn take_down(&mut self, peer: PeerId) -> Option<Failure> {
         let route = self.routes.get_mut(usize::from(peer.0))?;
         let Route::Pair(mut pair) = std::mem::replace(route, Route::None) else { return None };
@@ -282,21 +286,22 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         for list in [&mut self.dirty, &mut self.starting, &mut self.closing] {
             list.retain(|listed| *listed != peer);
         }
+        self.look_at_device();
         let device = self.device.as_mut()?;
-        let mut cause = None;
-        self.backlog.retain(|completion| !settle(completion, &mut pair, &mut cause));
         device.fail(pair.queue());
         let until_ns = device.now_ns() + DRAIN_NS;
+        let mut drain = Drain::new(&mut pair, device);
+        self.backlog.retain(|completion| !drain.takes(completion));
         let mut taken = [NOTHING; TAKEN];
-        while pair.inbox.posted > 0 && !self.health.is_disabled() && device.now_ns() < until_ns {
+        while drain.is_open() && !self.health.is_disabled() && device.now_ns() < until_ns {
             let count = device.poll(&mut taken);
-            self.backlog.extend(taken[..count].iter().filter(|completion| !settle(completion, &mut pair, &mut cause)));
+            self.backlog.extend(taken[..count].iter().filter(|completion| !drain.takes(completion)));
         }
         device.destroy(pair.queue());
         // What is left of the queue must not fill the completion queue of the next.
         loop {
             let count = device.poll(&mut taken);
-            self.backlog.extend(taken[..count].iter().filter(|completion| !settle(completion, &mut pair, &mut cause)));
+            self.backlog.extend(taken[..count].iter().filter(|completion| !drain.takes(completion)));
             if count == 0 {
                 break;
             }
@@ -306,7 +311,7 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         if Rc::strong_count(&inbox.buffers) == 1 {
             self.spare_buffers.push(inbox.buffers);
         }
-        cause
+        drain.cause()
     }
 
     /// Ends a pair and reports it. `why` is given when the device or the set-up is at fault rather than the peer.
@@ -392,17 +397,6 @@ const NOTHING: Completion = Completion { id: 0, result: Err(Failure::Flushed) };
 
 fn no_device() -> ProviderError {
     ProviderError { text: "this process uses no RDMA device".into(), errno: libc::ENODEV }
-}
-
-/// Whether the completion belongs to this pair, which ends: counts its receives and keeps the first cause of a failure.
-fn settle(completion: &Completion, pair: &mut Pair, cause: &mut Option<Failure>) -> bool {
-    let (peer, generation, slot) = unlabel(completion.id);
-    let is_own = (peer, generation) == (pair.peer, pair.generation);
-    if is_own {
-        pair.inbox.posted -= usize::from(slot.is_some());
-        *cause = cause.or(completion.result.err().filter(|failure| *failure != Failure::Flushed));
-    }
-    is_own
 }
 
 impl<P: Provider, C: Transport> Transport for RdmaTransport<P, C> {

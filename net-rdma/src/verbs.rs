@@ -358,9 +358,8 @@ impl Provider for Device {
                 Ok((ffi::IBV_EVENT_PORT_ERR, port)) if port == i32::from(self.place.port) => {
                     return Some(DeviceEvent::PortDown);
                 }
-                Ok((ffi::IBV_EVENT_QP_FATAL | ffi::IBV_EVENT_QP_ACCESS_ERR | ffi::IBV_EVENT_QP_REQ_ERR, _)) => {
-                    return Some(DeviceEvent::Failed);
-                }
+                Ok((ffi::IBV_EVENT_QP_FATAL, _)) => return Some(DeviceEvent::Failed),
+                // That the device refused a request of a peer's is told by completions.
                 Ok(_) => {}
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return None,

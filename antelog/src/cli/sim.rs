@@ -6,13 +6,13 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering as Atomic};
 
-use antelog_core::sim::probes::{BATCH_SEEDS, REQUIRED};
-use antelog_core::sim::{self, Failure, Knobs, Overrides, Probes, simulate};
+use antelog_core::sim::{self, Failure, Knobs, Overrides, Probes, probes, simulate};
+use antelog_net_rdma::sim as rdma;
 use antelog_profile::figures::model::Model;
 use antelog_profile::figures::{Figure, Options};
 use antelog_protocol::Ordering;
 use antelog_protocol::limits::SHARDS_MAX;
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::{Outcome, Stop, output};
 
@@ -22,11 +22,29 @@ it failed on. The last line is 'N passed, M failed'.
 
 Exit codes:
   0  every seed passed
-  1  wrong: an invariant did not hold, or a batch of 1000 default seeds or more missed a situation it must reach
+  1  wrong: an invariant did not hold, or a batch of 1000 default seeds or more (60 over rdma) missed a situation that
+     it must reach
   2  wrong usage
   3  stuck: something was never told after the faults were over
   4  crash: an agent or a session panicked
 When seeds fail in several ways, wrong counts before crash and crash before stuck.";
+
+/// What simulated clusters use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Transport {
+    Tcp,
+    Rdma,
+}
+
+impl Transport {
+    /// Situations that a batch of so many default seeds must reach.
+    fn required(self) -> (&'static [&'static str], u64) {
+        match self {
+            Transport::Tcp => (&probes::REQUIRED, probes::BATCH_SEEDS),
+            Transport::Rdma => (&rdma::REQUIRED, rdma::BATCH_SEEDS),
+        }
+    }
+}
 
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
@@ -61,9 +79,12 @@ pub struct SimArgs {
     /// fixed, free-tick or free-event, instead of what the seed draws
     #[arg(long, value_name = "ORDERING", value_parser = ordering)]
     ordering: Option<Ordering>,
+    /// What the clusters use: the simulated network as it is, or the RDMA transport on an emulated fabric, over that
+    #[arg(long, value_name = "TRANSPORT", value_enum, default_value_t = Transport::Tcp)]
+    transport: Transport,
     /// Instead of seeds: a curve of the literature from the real code on virtual time
     #[arg(long, value_name = "FIGURE", value_parser = figure, conflicts_with_all = ["seed", "seed_from", "seeds"])]
-    #[arg(conflicts_with_all = ["trace", "shards", "rate", "minutes", "ms", "ordering"])]
+    #[arg(conflicts_with_all = ["trace", "transport", "shards", "rate", "minutes", "ms", "ordering"])]
     figure: Option<Figure>,
     /// With --figure: the latency model, paper, lan or a TOML file
     #[arg(long, value_name = "FILE", requires = "figure", default_value = "paper")]
@@ -104,6 +125,7 @@ impl SimArgs {
                 command += &format!(" --{name} {value}");
             }
         };
+        add("transport", (self.transport == Transport::Rdma).then(|| "rdma".to_owned()));
         add("shards", self.shards.map(|v| v.to_string()));
         add("rate", self.rate.map(|v| v.to_string()));
         add("minutes", self.minutes.map(|v| v.to_string()));
@@ -159,7 +181,11 @@ impl Tally {
 
 fn run_seed(args: &SimArgs, seed: u64, traced: bool) -> Result<sim::Outcome, Stop> {
     let knobs = Knobs::draw(seed, &args.overrides());
-    simulate(knobs, traced).map_err(|e| Stop::Failed(format!("seed {seed}: no memory for its cluster: {e}")))
+    let outcome = match args.transport {
+        Transport::Tcp => simulate(knobs, traced),
+        Transport::Rdma => rdma::simulate(knobs, traced),
+    };
+    outcome.map_err(|e| Stop::Failed(format!("seed {seed}: no memory for its cluster: {e}")))
 }
 
 fn failure_line(args: &SimArgs, seed: u64, failure: &Failure) -> String {
@@ -235,18 +261,19 @@ fn batch(args: &SimArgs) -> Result<Tally, Stop> {
     });
     let (mut tally, stop) = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
     stop.map_or(Ok(()), Err)?;
-    let missed = tally.probes.missed();
+    let (required, batch_seeds) = args.transport.required();
+    let missed = tally.probes.missed(required);
     output::print(&format!(
         "{} seeds of {:.0} ms of virtual time on average reached {} of {} situations",
         args.seeds,
         tally.virtual_ns as f64 / 1e6 / args.seeds as f64,
-        REQUIRED.len() - missed.len(),
-        REQUIRED.len()
+        required.len() - missed.len(),
+        required.len()
     ))?;
     if !missed.is_empty() {
         output::print(&format!("missed: {}", missed.join(", ")))?;
     }
-    if args.seeds >= BATCH_SEEDS && args.overrides() == Overrides::default() {
+    if args.seeds >= batch_seeds && args.overrides() == Overrides::default() {
         tally.kinds[0] |= !missed.is_empty();
     }
     Ok(tally)

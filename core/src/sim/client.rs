@@ -11,6 +11,7 @@ use super::control::{Calls, SimDialer};
 use super::knobs::Knobs;
 use super::network::{Shared, SimTransport};
 use super::oracle::{Answer, Oracle, Violation, client_id, fill};
+use super::overlay::{LinkOf, Overlay};
 use super::rng::Rng;
 use super::trace::Kind;
 use super::workload::Writer;
@@ -24,11 +25,12 @@ const EXPECTED_ENDS: [&str; 3] = ["the node closed the connection", "the connect
 const QUESTIONS_MAX: usize = 64;
 
 /// What all clients share.
-pub(super) struct Common {
+pub(super) struct Common<O: Overlay> {
     pub(super) knobs: Rc<Knobs>,
     pub(super) network: Shared,
+    pub(super) overlay: Rc<RefCell<O>>,
     pub(super) oracle: Rc<RefCell<Oracle>>,
-    pub(super) calls: Rc<RefCell<Calls>>,
+    pub(super) calls: Rc<RefCell<Calls<LinkOf<O>>>>,
     /// Sessions so far.
     pub(super) sessions: std::cell::Cell<u32>,
 }
@@ -44,8 +46,8 @@ struct Subscription {
 }
 
 /// What the session's handler needs: everything but the session.
-struct Desk {
-    common: Rc<Common>,
+struct Desk<O: Overlay> {
+    common: Rc<Common<O>>,
     session: u32,
     now_ns: u64,
     compute_ns: u64,
@@ -65,11 +67,11 @@ struct Desk {
 }
 
 /// See the module's text.
-pub(super) struct SimClient {
-    common: Rc<Common>,
+pub(super) struct SimClient<O: Overlay> {
+    common: Rc<Common<O>>,
     thread: usize,
-    session: Session<SimTransport, SimDialer>,
-    desk: Desk,
+    session: Session<O::Transport, SimDialer<LinkOf<O>>>,
+    desk: Desk<O>,
     writers: Vec<Writer>,
     rng: Rng,
     /// Subscriptions to make: when, and what of.
@@ -86,7 +88,10 @@ pub(super) struct SimClient {
     pub(super) late_followers: u64,
 }
 
-fn new_session(common: &Rc<Common>, thread: usize) -> (u32, Session<SimTransport, SimDialer>) {
+fn new_session<O: Overlay>(
+    common: &Rc<Common<O>>,
+    thread: usize,
+) -> (u32, Session<O::Transport, SimDialer<LinkOf<O>>>) {
     let number = common.sessions.get();
     common.sessions.set(number + 1);
     let knobs = &common.knobs;
@@ -102,7 +107,8 @@ fn new_session(common: &Rc<Common>, thread: usize) -> (u32, Session<SimTransport
     options.free_cuts_max = knobs.free_cuts_max;
     options.gates_max = gates;
     options.random_seed = knobs.seed ^ u64::from(number) << 40;
-    let transport = SimTransport::new(&common.network, thread, gates);
+    let carrier = SimTransport::new(&common.network, thread, gates);
+    let transport = common.overlay.borrow_mut().transport(carrier, thread, gates);
     let dialer = SimDialer::new(&common.network, &common.calls, thread, client, options.ring_bytes);
     common.network.borrow_mut().note(Kind::Session, thread as u64, number.into(), 0);
     let session =
@@ -110,9 +116,9 @@ fn new_session(common: &Rc<Common>, thread: usize) -> (u32, Session<SimTransport
     (number, session)
 }
 
-impl SimClient {
+impl<O: Overlay> SimClient<O> {
     /// Client number `number`, whose thread is `thread`.
-    pub(super) fn new(common: &Rc<Common>, number: u16, thread: usize) -> SimClient {
+    pub(super) fn new(common: &Rc<Common<O>>, number: u16, thread: usize) -> SimClient<O> {
         let knobs = &common.knobs;
         let mut rng = Rng::new(knobs.seed, 100 + u64::from(number));
         let (session_number, session) = new_session(common, thread);
@@ -393,7 +399,7 @@ impl SimClient {
     }
 }
 
-impl Desk {
+impl<O: Overlay> Desk<O> {
     fn note(&self, kind: Kind, a: u64, b: u64, c: u64) {
         self.common.network.borrow_mut().note(kind, a, b, c);
     }
@@ -403,7 +409,7 @@ impl Desk {
     }
 }
 
-impl SessionHandler for Desk {
+impl<O: Overlay> SessionHandler for Desk<O> {
     fn on_acknowledged(&mut self, shard: ShardId, seq: u64, position: Position) {
         let record = self.common.oracle.borrow_mut().acknowledged(self.session, shard.0, seq, position.0);
         self.note(Kind::Acknowledged, record.map_or(u64::MAX, u64::from), position.0, 0);

@@ -12,8 +12,10 @@ use antelog_protocol::wire::session::ClusterMap;
 
 use super::control::Line;
 use super::knobs::Knobs;
-use super::network::{LinkKind, Shared, SimLink, SimTransport};
+use super::network::{LinkKind, Shared, SimTransport};
+use super::overlay::{LinkOf, Overlay};
 use super::rng::Rng;
+use super::tap::{Role, Tap};
 use crate::channel::mirror::{CONTROL_BYTES, Mirror};
 use crate::channel::spsc;
 use crate::counters::Counters;
@@ -29,14 +31,14 @@ use crate::node::{Agent, Waker};
 use crate::transport::{PeerId, Transport};
 
 /// An agent of the cluster.
-pub(super) enum Runner {
-    Shard(Box<ShardAgent<SimTransport>>),
-    Backup(Box<BackupAgent<SimTransport>>),
-    Gate(Box<GateAgent<SimTransport>>),
-    Sequencer(Box<SequencerAgent<SimTransport>>),
+pub(super) enum Runner<T: Transport> {
+    Shard(Box<ShardAgent<Tap<T>>>),
+    Backup(Box<BackupAgent<Tap<T>>>),
+    Gate(Box<GateAgent<Tap<T>>>),
+    Sequencer(Box<SequencerAgent<Tap<T>>>),
 }
 
-impl Runner {
+impl<T: Transport> Runner<T> {
     pub(super) fn agent(&mut self) -> &mut dyn Agent {
         match self {
             Runner::Shard(agent) => &mut **agent,
@@ -48,12 +50,12 @@ impl Runner {
 }
 
 /// Everything that was built.
-pub(super) struct Cluster {
-    pub(super) runners: Vec<Runner>,
+pub(super) struct Cluster<T: Transport> {
+    pub(super) runners: Vec<Runner<T>>,
     /// Agents of each thread, in the order in which they are called.
     pub(super) threads: Vec<Vec<usize>>,
-    pub(super) mails: Vec<MailSender<Admission<SimLink>>>,
-    pub(super) lines: Vec<Line>,
+    pub(super) mails: Vec<MailSender<Admission<T::Link>>>,
+    pub(super) lines: Vec<Line<T::Link>>,
     /// Agents that are gates, by process.
     pub(super) gates: Vec<usize>,
     pub(super) sequencer: usize,
@@ -63,7 +65,12 @@ pub(super) struct Cluster {
     pub(super) map: ClusterMap,
 }
 
-impl Cluster {
+impl<T: Transport> Cluster<T> {
+    /// The thread an agent runs on.
+    pub(super) fn thread_of(&self, agent: usize) -> usize {
+        self.threads.iter().position(|agents| agents.contains(&agent)).unwrap_or(0)
+    }
+
     /// On an idle log: a backup that has not verified exactly what its primary has appended. Nothing that clients see
     /// depends on it while no backup is promoted.
     pub(super) fn wrongly_verified(&self) -> Option<String> {
@@ -149,14 +156,15 @@ impl Places {
     }
 }
 
-struct Builder<'a> {
+struct Builder<'a, O: Overlay> {
     knobs: &'a Knobs,
     network: &'a Shared,
+    overlay: &'a mut O,
     notices: &'a Sender<Notice>,
     places: Places,
-    mails: Vec<MailSender<Admission<SimLink>>>,
+    mails: Vec<MailSender<Admission<LinkOf<O>>>>,
     counters: Vec<Counters>,
-    lines: Vec<Line>,
+    lines: Vec<Line<LinkOf<O>>>,
     regions: Vec<Vec<Arc<Region>>>,
 }
 
@@ -164,15 +172,16 @@ struct Builder<'a> {
 ///
 /// # Errors
 /// When the system has no memory for it.
-pub(super) fn build(
+pub(super) fn build<O: Overlay>(
     knobs: &Knobs,
     network: &Shared,
+    overlay: &mut O,
     notices: &Sender<Notice>,
     wake: &impl Fn(usize) -> Waker,
-) -> std::io::Result<Cluster> {
+) -> std::io::Result<Cluster<O::Transport>> {
     let places = Places::new(knobs, wake);
     let (mails, counters, lines, regions) = (vec![], vec![], vec![], vec![]);
-    let mut builder = Builder { knobs, network, notices, places, mails, counters, lines, regions };
+    let mut builder = Builder { knobs, network, overlay, notices, places, mails, counters, lines, regions };
     let (sequencer_config, shard_configs) = protocol_configs(knobs);
     let (shards, processes) = (usize::from(knobs.shards), usize::from(knobs.processes));
     let (mut runners, mut ports) = (Vec::new(), Vec::new());
@@ -204,21 +213,26 @@ pub(super) fn build(
     Ok(Cluster { runners, threads: places.threads, mails, lines, gates, sequencer, counters, regions, map })
 }
 
-impl Builder<'_> {
+impl<O: Overlay> Builder<'_, O> {
     fn counters(&mut self, name: &str) -> Counters {
         let counters = Counters::new(name);
         self.counters.push(counters.clone());
         counters
     }
 
-    fn mailbox(&mut self, agent: usize) -> Mailbox<Admission<SimLink>> {
+    fn mailbox(&mut self, agent: usize) -> Mailbox<Admission<LinkOf<O>>> {
         let (mail, mailbox) = mailbox(self.places.waker(agent));
         self.mails.push(mail);
         mailbox
     }
 
-    fn transport(&self, agent: usize, peers: usize) -> SimTransport {
-        SimTransport::new(self.network, self.places.of_agent[agent], peers as u16)
+    fn transport(&mut self, agent: usize, peers: usize, role: Role) -> Tap<O::Transport> {
+        let (thread, peers_max) = (self.places.of_agent[agent], peers as u16);
+        let carrier = SimTransport::new(self.network, thread, peers_max);
+        if role == Role::Leader {
+            self.network.borrow_mut().let_overtake(carrier.endpoint());
+        }
+        Tap::new(self.overlay.transport(carrier, thread, peers_max), self.network, role, peers_max)
     }
 
     /// Number of a replica at the sequencer, and its agent's.
@@ -239,7 +253,7 @@ impl Builder<'_> {
         self.lines.push(Line { caller, caller_name: name, to_peer, callee, from_peer, kind, pause_ns, ends });
     }
 
-    fn shard(&mut self, config: ShardConfig) -> std::io::Result<(Runner, ShardPort)> {
+    fn shard(&mut self, config: ShardConfig) -> std::io::Result<(Runner<O::Transport>, ShardPort)> {
         let shard = config.shard;
         let (agent, knobs) = (usize::from(shard.0), self.knobs);
         let gate = usize::from(knobs.shards) + agent % usize::from(knobs.processes);
@@ -255,7 +269,8 @@ impl Builder<'_> {
         let progress = Arc::new(Progress::default());
         let port = ShardPort { shard, log: log.reader(), progress: progress.clone(), requests, answers };
         let gate = GatePort { progress, requests: shard_requests, answers: shard_answers, waker: gate_waker };
-        let mut transport = self.transport(agent, 1 + usize::from(knobs.backups));
+        let mut transport =
+            self.transport(agent, 1 + usize::from(knobs.backups), Role::Follower { leader: SEQUENCER, number: agent });
         let source = transport.register(region.clone());
         let (at_sequencer, _) = self.replica(shard.0, 0);
         let sequencer = knobs.agents() - 1;
@@ -272,7 +287,7 @@ impl Builder<'_> {
         Ok((Runner::Shard(Box::new(ShardAgent::new(parts, transport))), port))
     }
 
-    fn gate(&mut self, agent: usize, ports: Vec<ShardPort>) -> Runner {
+    fn gate(&mut self, agent: usize, ports: Vec<ShardPort>) -> Runner<O::Transport> {
         let knobs = self.knobs;
         let config = GateConfig {
             clients_max: knobs.load.clients * 3 + 4,
@@ -282,13 +297,13 @@ impl Builder<'_> {
             free_cuts_max: knobs.free_cuts_max,
             prefault: false,
         };
-        let transport = self.transport(agent, config.clients_max.into());
+        let transport = self.transport(agent, config.clients_max.into(), Role::Bystander);
         let (mailbox, counters) = (self.mailbox(agent), self.counters("gate"));
         let parts = GateParts { config, ports, mailbox, notices: self.notices.clone(), counters };
         Runner::Gate(Box::new(GateAgent::new(parts, transport)))
     }
 
-    fn backup(&mut self, agent: usize, shard: u16, replica: u16) -> std::io::Result<Runner> {
+    fn backup(&mut self, agent: usize, shard: u16, replica: u16) -> std::io::Result<Runner<O::Transport>> {
         let name = format!("backup-{shard}-{replica}");
         let region = Region::new(self.knobs.region_bytes)?;
         self.regions[usize::from(shard)].push(region.clone());
@@ -305,15 +320,15 @@ impl Builder<'_> {
             notices: self.notices.clone(),
             counters: self.counters(&name),
         };
-        Ok(Runner::Backup(Box::new(BackupAgent::new(parts, self.transport(agent, 2))?)))
+        let transport = self.transport(agent, 2, Role::Follower { leader: SEQUENCER, number: agent });
+        Ok(Runner::Backup(Box::new(BackupAgent::new(parts, transport)?)))
     }
 
-    fn sequencer(&mut self, agent: usize, config: SequencerConfig) -> Runner {
+    fn sequencer(&mut self, agent: usize, config: SequencerConfig) -> Runner<O::Transport> {
         let members = 1 + self.knobs.backups;
         let replica = |at: u16| Replica { peer: PeerId(at), shard: ShardId(at / members), replica: at % members };
         let replicas: Vec<Replica> = (0..self.knobs.shards * members).map(replica).collect();
-        let transport = self.transport(agent, replicas.len());
-        self.network.borrow_mut().tap(transport.endpoint());
+        let transport = self.transport(agent, replicas.len(), Role::Leader);
         let (mailbox, counters) = (self.mailbox(agent), self.counters("sequencer"));
         let parts = SequencerParts { config, replicas, mailbox, notices: self.notices.clone(), counters };
         Runner::Sequencer(Box::new(SequencerAgent::new(parts, transport)))

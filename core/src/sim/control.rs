@@ -9,7 +9,7 @@ use std::rc::Rc;
 use antelog_protocol::ClientId;
 use antelog_protocol::wire::session::ClusterMap;
 
-use super::network::{Shared, SimLink};
+use super::network::Shared;
 use super::queue::What;
 use crate::client::session::{Dialed, Dialer};
 use crate::node::Waker;
@@ -17,7 +17,7 @@ use crate::transport::PeerId;
 
 /// A connection between two nodes that is kept up: the caller makes it again when it hears of its loss.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct Line<L> {
     /// The caller's number among the agents, and its name in notices.
     pub(super) caller: usize,
     pub(super) caller_name: String,
@@ -28,40 +28,40 @@ pub(super) struct Line {
     pub(super) from_peer: PeerId,
     pub(super) kind: super::network::LinkKind,
     pub(super) pause_ns: u64,
-    /// Ends on their way to the agents.
-    pub(super) ends: Vec<SimLink>,
+    /// Ends on their way to the agents: the connection's number, which end it is (0 is the caller's), and the end.
+    pub(super) ends: Vec<(u32, u8, L)>,
 }
 
 /// A client's call to a gate.
 #[derive(Debug)]
-pub(super) struct Call {
+pub(super) struct Call<L> {
     pub(super) slot: usize,
     pub(super) address: String,
     pub(super) client: ClientId,
     pub(super) ring_bytes: usize,
     /// The gate's end, on its way to the gate.
-    pub(super) end: Option<SimLink>,
+    pub(super) end: Option<L>,
 }
 
 /// Where a session's answers wait.
-#[derive(Debug, Default)]
-pub(super) struct Slot {
+#[derive(Debug)]
+pub(super) struct Slot<L> {
     pub(super) thread: usize,
-    pub(super) answers: VecDeque<Answered>,
+    pub(super) answers: VecDeque<Answered<L>>,
 }
 
 /// An answer to a call: link and map, or why not.
 #[derive(Debug)]
-pub(super) struct Answered {
+pub(super) struct Answered<L> {
     pub(super) address: String,
-    pub(super) result: Result<SimLink, String>,
+    pub(super) result: Result<L, String>,
 }
 
 /// Calls of clients under way.
 #[derive(Debug)]
-pub(super) struct Calls {
-    pub(super) calls: Vec<Call>,
-    pub(super) slots: Vec<Slot>,
+pub(super) struct Calls<L> {
+    pub(super) calls: Vec<Call<L>>,
+    pub(super) slots: Vec<Slot<L>>,
     pub(super) map: ClusterMap,
     /// Capacity of a gate's incoming ring, in bytes.
     pub(super) gate_ring_bytes: usize,
@@ -70,22 +70,22 @@ pub(super) struct Calls {
 }
 
 /// Dials for one session.
-pub struct SimDialer {
+pub struct SimDialer<L> {
     network: Shared,
-    calls: Rc<RefCell<Calls>>,
+    calls: Rc<RefCell<Calls<L>>>,
     slot: usize,
     client: ClientId,
     ring_bytes: usize,
 }
 
-impl SimDialer {
+impl<L> SimDialer<L> {
     pub(super) fn new(
         network: &Shared,
-        calls: &Rc<RefCell<Calls>>,
+        calls: &Rc<RefCell<Calls<L>>>,
         thread: usize,
         client: ClientId,
         ring_bytes: usize,
-    ) -> SimDialer {
+    ) -> SimDialer<L> {
         let mut list = calls.borrow_mut();
         list.slots.push(Slot { thread, answers: VecDeque::new() });
         let slot = list.slots.len() - 1;
@@ -93,7 +93,7 @@ impl SimDialer {
     }
 }
 
-impl Dialer<SimLink> for SimDialer {
+impl<L> Dialer<L> for SimDialer<L> {
     fn request(&mut self, address: &str) {
         let mut calls = self.calls.borrow_mut();
         let (slot, client, ring_bytes) = (self.slot, self.client, self.ring_bytes);
@@ -104,7 +104,7 @@ impl Dialer<SimLink> for SimDialer {
         network.plan(at_ns, What::DialGate { call });
     }
 
-    fn take(&mut self) -> Option<Dialed<SimLink>> {
+    fn take(&mut self) -> Option<Dialed<L>> {
         let mut calls = self.calls.borrow_mut();
         let Answered { address, result } = calls.slots[self.slot].answers.pop_front()?;
         let result = result.map(|link| (link, calls.map.clone(), calls.gate_ring_bytes, 1));
@@ -114,7 +114,7 @@ impl Dialer<SimLink> for SimDialer {
     fn waker(&mut self, _: Waker) {}
 }
 
-impl Drop for SimDialer {
+impl<L> Drop for SimDialer<L> {
     fn drop(&mut self) {
         if let Ok(mut calls) = self.calls.try_borrow_mut() {
             calls.slots[self.slot].answers.clear();

@@ -11,9 +11,10 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::cluster::{self, Cluster};
-use super::control::{Answered, Calls};
+use super::control::{Answered, Calls, Line};
 use super::knobs::Knobs;
-use super::network::{LinkKind, Network, Shared, SimLink};
+use super::network::{LinkKind, Network, Shared};
+use super::overlay::{LinkOf, Overlay};
 use super::probes::Probes;
 use super::queue::What;
 use super::rng::Rng;
@@ -45,11 +46,14 @@ pub struct Turn {
 }
 
 /// See the module's text.
-pub(super) struct Machine {
+pub(super) struct Machine<O: Overlay> {
     knobs: Rc<Knobs>,
     pub(super) network: Shared,
-    pub(super) cluster: Cluster,
-    pub(super) calls: Rc<RefCell<Calls>>,
+    pub(super) overlay: Rc<RefCell<O>>,
+    /// The overlay's next step is planned.
+    stepping: bool,
+    pub(super) cluster: Cluster<O::Transport>,
+    pub(super) calls: Rc<RefCell<Calls<LinkOf<O>>>>,
     pub(super) threads: Vec<Thread>,
     wakes: Arc<Mutex<Vec<usize>>>,
     heard: Receiver<Notice>,
@@ -60,12 +64,12 @@ pub(super) struct Machine {
     pub(super) woken: VecDeque<usize>,
 }
 
-impl Machine {
+impl<O: Overlay> Machine<O> {
     /// Builds everything; nothing has run.
     ///
     /// # Errors
     /// When the system has no memory for it.
-    pub(super) fn new(knobs: &Rc<Knobs>, written: bool) -> std::io::Result<Machine> {
+    pub(super) fn new(knobs: &Rc<Knobs>, mut overlay: O, written: bool) -> std::io::Result<Machine<O>> {
         let network = Network::new(knobs.seed, knobs.net.clone(), written);
         let (notices, heard) = channel();
         let wakes: Arc<Mutex<Vec<usize>>> = Arc::default();
@@ -73,7 +77,7 @@ impl Machine {
             let wakes = wakes.clone();
             Waker::calling(move || wakes.lock().unwrap_or_else(PoisonError::into_inner).push(thread))
         };
-        let cluster = cluster::build(knobs, &network, &notices, &wake)?;
+        let cluster = cluster::build(knobs, &network, &mut overlay, &notices, &wake)?;
         let calls = Calls {
             calls: Vec::new(),
             slots: Vec::new(),
@@ -83,6 +87,8 @@ impl Machine {
         };
         let mut machine = Machine {
             network,
+            overlay: Rc::new(RefCell::new(overlay)),
+            stepping: false,
             cluster,
             calls: Rc::new(RefCell::new(calls)),
             threads: Vec::new(),
@@ -138,6 +144,7 @@ impl Machine {
         let mut network = self.network.borrow_mut();
         let (at_ns, what) = network.queue.next()?;
         (network.now_ns, network.issue_ns) = (at_ns, at_ns);
+        self.overlay.borrow_mut().at(at_ns, self.faulty);
         let network_did = network.act(what);
         Some((at_ns, (!network_did).then_some(what)))
     }
@@ -148,8 +155,8 @@ impl Machine {
             What::Dial { line } => self.dial(now_ns, line),
             What::AdmitNode { line, link, side } => {
                 let line = &mut self.cluster.lines[line];
-                let Some(at) = line.ends.iter().position(|e| e.id() == link && (e.side() == side)) else { return };
-                let end = line.ends.swap_remove(at);
+                let Some(at) = line.ends.iter().position(|end| (end.0, end.1) == (link, side)) else { return };
+                let (.., end) = line.ends.swap_remove(at);
                 let (agent, peer) = if side == 0 { (line.caller, line.to_peer) } else { (line.callee, line.from_peer) };
                 self.cluster.mails[agent].send(Admission::Node { peer, link: end });
             }
@@ -162,6 +169,12 @@ impl Machine {
                 self.cluster.mails[gate].send(Admission::Client { session, link, ring_bytes });
             }
             What::Fault { kind } => self.lose_a_link(now_ns, kind),
+            What::Overlay => {
+                let woken = self.overlay.borrow_mut().step();
+                self.network.borrow_mut().note(Kind::Overlay, woken.len() as u64, 0, 0);
+                self.woken.extend(woken);
+                self.stepping = false;
+            }
             _ => {}
         }
     }
@@ -232,6 +245,16 @@ impl Machine {
             let mut network = self.network.borrow_mut();
             network.bury();
             self.woken.extend(network.woken.drain(..));
+            let mut overlay = self.overlay.borrow_mut();
+            for line in overlay.said() {
+                network.trace.say(now_ns, &line);
+            }
+            if !self.stepping
+                && let Some(at_ns) = overlay.next_ns()
+            {
+                network.plan(at_ns, What::Overlay);
+                self.stepping = true;
+            }
         }
         let mut wakes = self.wakes.lock().unwrap_or_else(PoisonError::into_inner);
         self.probes.add("wake-up between threads", wakes.len() as u64);
@@ -288,11 +311,14 @@ impl Machine {
             self.network.borrow_mut().plan(now_ns + pause_ns, What::Dial { line: number });
             return;
         }
+        let Line { caller, callee, .. } = self.cluster.lines[number];
+        let threads = (self.cluster.thread_of(caller), self.cluster.thread_of(callee));
         let line = &mut self.cluster.lines[number];
         let mut network = self.network.borrow_mut();
-        let (caller_end, callee_end) = network.connect(line.kind);
-        let link = caller_end.id();
-        line.ends.extend([caller_end, callee_end]);
+        let carriers = network.connect(line.kind);
+        let link = carriers.0.id();
+        let (caller_end, callee_end) = self.overlay.borrow_mut().link(carriers, threads);
+        line.ends.extend([(link, 0, caller_end), (link, 1, callee_end)]);
         let callee_ns = now_ns + self.rng.range(way_ns, 3 * way_ns);
         let caller_ns = callee_ns + self.rng.below(2 * way_ns);
         network.plan(callee_ns, What::AdmitNode { line: number, link, side: 1 });
@@ -308,10 +334,12 @@ impl Machine {
         let fails = self.dial_fails();
         let mut calls = self.calls.borrow_mut();
         let (slot, address) = (calls.calls[number].slot, calls.calls[number].address.clone());
-        let result: Result<SimLink, String> = match self.gate_at(&address) {
-            Some(_) if !fails => {
+        let result: Result<LinkOf<O>, String> = match self.gate_at(&address) {
+            Some(gate) if !fails => {
+                let threads = (calls.slots[slot].thread, self.cluster.thread_of(gate));
                 let mut network = self.network.borrow_mut();
-                let (client_end, gate_end) = network.connect(LinkKind::Client);
+                let carriers = network.connect(LinkKind::Client);
+                let (client_end, gate_end) = self.overlay.borrow_mut().link(carriers, threads);
                 calls.calls[number].end = Some(gate_end);
                 let at_ns = now_ns + self.rng.below(2 * self.knobs.net.longest_way_ns());
                 network.plan(at_ns, What::AdmitClient { call: number });

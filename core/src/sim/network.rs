@@ -24,10 +24,6 @@ use super::trace::{Kind, Trace};
 use crate::mem::Region;
 use crate::transport::{DownReason, PeerId};
 
-/// First bytes of the sequencer's messages that are looked at; PROTOCOL.md §5 and `wire::node` define them.
-const TARGET_TAG: u8 = 2;
-const ORDER_TAG: u8 = 3;
-
 /// How long one direction of a link takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
@@ -119,8 +115,8 @@ struct Endpoint {
     polled_ns: u64,
     /// Some direction has room again.
     room: bool,
-    /// What it sends is looked at.
-    tapped: bool,
+    /// Targets that it sends may overtake its order entries.
+    overtaken: bool,
 }
 
 /// Links that were dropped without having been given to a transport.
@@ -136,7 +132,7 @@ pub struct Network {
     pub(super) trace: Trace,
     pub(super) seen: Seen,
     pub(super) taps: Vec<Tapped>,
-    /// Order entries that landed: at which endpoint, and their index.
+    /// Order entries that followers were handed: who, and their index.
     pub(super) landed: Vec<(usize, u64)>,
     /// Targets sent that name the end of a window.
     pub(super) edge_targets: u64,
@@ -147,10 +143,6 @@ pub struct Network {
     links: Vec<Link>,
     endpoints: Vec<Endpoint>,
     dropped: Dropped,
-}
-
-fn word(message: &[u8], at: usize) -> u64 {
-    message[at..at + 8].iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
 }
 
 /// A handle to the network.
@@ -195,14 +187,14 @@ impl Network {
             held_back: Vec::new(),
             polled_ns: 0,
             room: false,
-            tapped: false,
+            overtaken: false,
         });
         self.endpoints.len() - 1
     }
 
-    /// Looks at the order entries that a transport sends.
-    pub(super) fn tap(&mut self, endpoint: usize) {
-        self.endpoints[endpoint].tapped = true;
+    /// Targets that this endpoint sends overtake, if the knobs say so.
+    pub(super) fn let_overtake(&mut self, endpoint: usize) {
+        self.endpoints[endpoint].overtaken = true;
     }
 
     /// Both ends of a new connection.
@@ -229,19 +221,6 @@ impl Network {
     pub(super) fn living(&self, kind: usize) -> Vec<u32> {
         let living = self.links.iter().enumerate().filter(|(_, l)| l.alive && l.kind as usize == kind);
         living.map(|(at, _)| at as u32).collect()
-    }
-
-    /// Looks at a message of the sequencer: order entries must be the committed ones.
-    fn look_at(&mut self, link: u32, message: &[u8]) {
-        let word = |at: usize| word(message, at);
-        match message[0] {
-            ORDER_TAG => {
-                self.taps.push(Tapped { link, index: word(8), hash: super::trace::hash(&message[16..]) });
-            }
-            // A target's cut number follows its prefix.
-            TARGET_TAG => self.edge_targets += u64::from(word(0) >> 32 == 0),
-            _ => {}
-        }
     }
 
     /// Does what was planned for now, if it is the network's; false otherwise.

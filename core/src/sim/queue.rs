@@ -28,6 +28,8 @@ pub(super) enum What {
     DialGate { call: usize },
     /// A client's connection is handed to its gate.
     AdmitClient { call: usize },
+    /// What is under way above the network moves.
+    Overlay,
     /// Some link of a kind is lost.
     Fault { kind: usize },
     /// The state of the whole run is looked at.

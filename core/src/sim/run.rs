@@ -12,6 +12,7 @@ use super::cluster::Runner;
 use super::knobs::Knobs;
 use super::machine::{Machine, Turn};
 use super::oracle::{Oracle, Violation};
+use super::overlay::Overlay;
 use super::queue::What;
 use super::trace::Kind;
 use super::{Failure, Outcome};
@@ -48,11 +49,11 @@ enum Phase {
 }
 
 /// See the module's text.
-pub(super) struct Run {
-    machine: Machine,
-    common: Rc<Common>,
+pub(super) struct Run<O: Overlay> {
+    machine: Machine<O>,
+    common: Rc<Common<O>>,
     oracle: Rc<RefCell<Oracle>>,
-    clients: Vec<SimClient>,
+    clients: Vec<SimClient<O>>,
     phase: Phase,
     drained_by_ns: u64,
     seen_entries: u64,
@@ -61,20 +62,21 @@ pub(super) struct Run {
     failure: Option<Failure>,
 }
 
-impl Run {
+impl<O: Overlay> Run<O> {
     /// Builds everything; nothing has run.
     ///
     /// # Errors
     /// When the system has no memory for it.
-    pub(super) fn new(knobs: Knobs, written: bool) -> std::io::Result<Run> {
+    pub(super) fn new(knobs: Knobs, overlay: O, written: bool) -> std::io::Result<Run<O>> {
         let knobs = Rc::new(knobs);
-        let machine = Machine::new(&knobs, written)?;
+        let machine = Machine::new(&knobs, overlay, written)?;
         let may_trim = knobs.retention == crate::log::Retention::Recycle || knobs.may_bind_freely();
         let mut oracle = Oracle::new(&machine.cluster.regions, may_trim);
         oracle.never_rests = knobs.policy.beat != Beat::Target;
         let oracle = Rc::new(RefCell::new(oracle));
         let common = Rc::new(Common {
             network: machine.network.clone(),
+            overlay: machine.overlay.clone(),
             oracle: oracle.clone(),
             calls: machine.calls.clone(),
             sessions: Cell::new(0),

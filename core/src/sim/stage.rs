@@ -8,21 +8,22 @@ use std::rc::Rc;
 use antelog_protocol::ClientId;
 
 use super::cluster::Runner;
-pub use super::control::SimDialer;
+use super::control::SimDialer;
 use super::knobs::Knobs;
 use super::machine::Machine;
 pub use super::machine::Turn;
-use super::network::SimTransport;
+use super::network::{SimLink, SimTransport};
+use super::overlay::Plain;
 use super::queue::What;
 use crate::client::session::{Session, SessionOptions};
 use crate::node::mailbox::Notice;
 
 /// A session on virtual time.
-pub type SimSession = Session<SimTransport, SimDialer>;
+pub type SimSession = Session<SimTransport, SimDialer<SimLink>>;
 
 /// See the module's text.
 pub struct Stage {
-    machine: Machine,
+    machine: Machine<Plain>,
     /// The client's thread, and until when its turn takes.
     client: usize,
     busy_ns: u64,
@@ -35,7 +36,7 @@ impl Stage {
     /// When the system has no memory for it, or the knobs do not fit together.
     pub fn new(knobs: Knobs) -> io::Result<(Stage, SimSession, u64)> {
         let knobs = Rc::new(knobs);
-        let mut machine = Machine::new(&knobs, false)?;
+        let mut machine = Machine::new(&knobs, Plain, false)?;
         let client = machine.add_thread(Vec::new(), Some(0));
         machine.start();
         let mut options = SessionOptions::new(ClientId(1), vec!["gate-0".into()]);

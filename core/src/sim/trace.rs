@@ -42,6 +42,8 @@ pub enum Kind {
     Pause,
     /// The load ended, all was told, or the log was idle.
     Phase,
+    /// What is under way above the network moved on: threads woken.
+    Overlay,
 }
 
 /// See the module's text.

@@ -359,7 +359,7 @@ impl World {
     }
 
     fn free_slots(&mut self, device: usize, entry: &Entry) {
-        let Device { queues, memories, .. } = &mut self.devices[device];
+        let Device { queues, .. } = &mut self.devices[device];
         // A completion of a queue that was destroyed since frees nothing.
         let Some(queue) = queues[entry.queue].as_mut().filter(|q| q.number == entry.number) else { return };
         if entry.side == Side::Receive {
@@ -369,15 +369,23 @@ impl World {
         queue.requests_used -= entry.frees;
         for _ in 0..entry.frees {
             // Flushed requests were never retired, and what became of their sources does not matter.
+            let Some(queue) = self.devices[device].queues[entry.queue].as_mut() else { return };
             let Some(Some(watched)) = queue.retired.pop_front() else { continue };
-            self.scratch.resize(watched.len, 0);
-            memories[watched.memory].region.get(watched.offset, &mut self.scratch);
-            assert!(
-                entry.completion.result.is_err() || digest(&self.scratch) == watched.digest,
-                "the source of request {:#x} changed before a completion that covers it was polled",
-                watched.id
-            );
+            if entry.completion.result.is_ok() && !self.behaviour.answers_free_sources {
+                self.check_source(device, &watched, "a completion that covers it was polled");
+            }
         }
+    }
+
+    pub(super) fn check_source(&mut self, device: usize, watched: &Watched, until: &str) {
+        let Watched { id, memory, offset, len, digest: before } = *watched;
+        self.scratch.resize(len, 0);
+        self.devices[device].memories[memory].region.get(offset, &mut self.scratch);
+        let is_same = digest(&self.scratch) == before;
+        assert!(
+            is_same,
+            "the source of request {id:#x} changed before {until}: {offset}+{len} of memory {memory} of device {device}"
+        );
     }
 
     pub(super) fn fail(&mut self, device: usize, queue: usize) {
@@ -434,6 +442,16 @@ impl World {
             own.completions.retain(|entry| entry.number != ours.number);
             own.held -= before - own.completions.len() + ours.done.iter().map(VecDeque::len).sum::<usize>();
         }
+    }
+
+    pub(super) fn connected(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let living = self.devices.iter().enumerate().filter(|(_, device)| !device.is_lost);
+        living.flat_map(|(at, device)| {
+            let queues = device.queues.iter().enumerate();
+            queues.filter_map(move |(queue, slot)| {
+                matches!(slot.as_ref()?.state, State::Connected(_)).then_some((at, queue))
+            })
+        })
     }
 
     pub(super) fn is_quiet(&self) -> bool {

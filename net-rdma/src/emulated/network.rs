@@ -168,6 +168,9 @@ impl World {
             if !self.deliver(message, target) {
                 return Progress::NotReady;
             }
+            if let (Some(watched), true) = (&message.watched, self.behaviour.answers_free_sources) {
+                self.check_source(from, watched, "its bytes were placed");
+            }
             stream.placing = None;
             stream.executed += 1;
         }

@@ -3,9 +3,10 @@
 use antelog_core::transport::{DownReason, Event, MessageHandle, PeerId, Transport};
 
 use super::{NOTHING, OWN_HANDLE, PER_POLL, RdmaTransport, Route, TAKEN};
+use crate::drain::reason_of;
 use crate::health::PAIR_PAUSE;
 use crate::inbox::Held;
-use crate::pair::{reason_of, unlabel};
+use crate::pair::unlabel;
 use crate::provider::{Completion, DeviceEvent, Done, Failure, Provider};
 use crate::setup::Setup;
 
@@ -34,8 +35,10 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
     /// Asks the device what happened to it.
     pub(super) fn look_at_device(&mut self) {
         while let Some(event) = self.device.as_mut().and_then(P::event) {
-            if event == DeviceEvent::Lost {
-                self.health.disable("the RDMA device was removed or has failed");
+            match event {
+                DeviceEvent::Lost => self.health.disable("the RDMA device was removed or has failed"),
+                DeviceEvent::Failed => self.failed += 1,
+                DeviceEvent::PortDown => {}
             }
         }
     }
@@ -77,6 +80,9 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
                 if let Some(event) = self.on_completion(completion) {
                     events[count] = event;
                     count += 1;
+                }
+                if completion.result.is_err() {
+                    break;
                 }
             }
         }
@@ -276,21 +282,28 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         let (host, is_up, closing, counters) = (pair.host, pair.is_up, pair.closing, pair.counters.clone());
         let settled_ns = pair.deadline_ns.saturating_add(PAIR_PAUSE.as_nanos() as u64);
         let is_young = self.device.as_ref().is_some_and(|device| device.now_ns() < settled_ns);
-        self.look_at_device();
-        let cause = self.take_down(peer).filter(|_| failure == Failure::Flushed);
-        let (failure, is_receive) = (cause.unwrap_or(failure), cause.is_none() && slot.is_some());
+        let drained = self.take_down(peer);
+        let cause = Some(failure).filter(|failure| *failure != Failure::Flushed).or(drained);
+        let failure = cause.unwrap_or(failure);
         counters.on_failure(failure);
+        // What the device said is about one queue pair: one that failed of something else is not it.
+        let by_device = cause.is_none() && self.failed > 0;
+        self.failed -= usize::from(by_device);
         // An end that the carrier has announced already explains what fails now, but for a refusal by our own device.
-        let reason = match reason_of(failure, is_receive) {
+        let reason = match reason_of(cause, by_device) {
             DownReason::Protocol => DownReason::Protocol,
             reason => closing.unwrap_or(reason),
         };
-        // What comes up and breaks at once would do so again and again: it takes more than a probe to see what is wrong.
+        // What comes up and breaks soon may do so again and again: it takes more than a probe to see what is wrong.
         let why = match (is_up, failure) {
             _ if closing.is_some() => None,
             (false, Failure::Unreachable) => Some(NO_DATA.to_owned()),
             (false, _) => Some(format!("the queue pair failed before it carried data: {failure:?}")),
-            (true, _) => is_young.then(|| format!("the queue pair failed soon after it came up: {failure:?}")),
+            (true, _) if is_young => {
+                let why = format!("queue pairs fail soon after they came up: {failure:?}");
+                self.health.strike(host, &why).then_some(why)
+            }
+            (true, _) => None,
         };
         if failure == Failure::Refused {
             let _ = self.carrier.send(peer, &Setup::Refused.encode());

@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::{LinkKind, Network, ORDER_TAG, TARGET_TAG, Waiting, word};
+use super::{LinkKind, Network, Waiting};
 use crate::mem::Region;
 use crate::sim::queue::What;
+use crate::sim::tap::TARGET_TAG;
 use crate::sim::trace::Kind;
 use crate::transport::{DownReason, Full, PeerId, RemoteOffset, SENDS_IN_FLIGHT_MAX};
 
@@ -146,7 +147,7 @@ impl Network {
         let bytes = operation.body.len();
         let is_target = matches!(&operation.body, Body::Send { message } if message.first() == Some(&TARGET_TAG));
         let (arrived, last) = (pipe.arrived, pipe.wire.len());
-        let overtakes = self.knobs.targets_overtake && is_target && self.endpoints[endpoint].tapped;
+        let overtakes = self.knobs.targets_overtake && is_target && self.endpoints[endpoint].overtaken;
         let place = if overtakes { self.rng.range(arrived as u64, last as u64) as usize } else { last };
         self.seen.overtaken += u64::from(place < last);
         self.links[link as usize].pipes[usize::from(side)].wire.insert(place, operation);
@@ -238,9 +239,6 @@ impl Network {
             },
             Body::Send { message } => {
                 pipe.unreleased += 1;
-                if kind == LinkKind::Order && message.first() == Some(&ORDER_TAG) {
-                    self.landed.push((endpoint, word(&message, 8)));
-                }
                 Some(message)
             }
         };

@@ -27,11 +27,6 @@ impl SimLink {
     pub(in crate::sim) fn id(&self) -> u32 {
         self.id
     }
-
-    /// Which end of it this is: 0 is the caller's.
-    pub(in crate::sim) fn side(&self) -> u8 {
-        self.side
-    }
 }
 
 impl Drop for SimLink {
@@ -123,12 +118,7 @@ impl Transport for SimTransport {
         assert!(message.len() <= SEND_BYTES_MAX, "a message of {} bytes", message.len());
         let mut network = self.network.borrow_mut();
         let body = Body::Send { message: message.to_vec() };
-        let link = network.endpoints[self.endpoint].peers.get(usize::from(to.0)).copied().flatten();
-        network.issue(self.endpoint, to, Operation { body, notify: None, token: None })?;
-        if let (Some((link, _)), true) = (link, network.endpoints[self.endpoint].tapped) {
-            network.look_at(link, message);
-        }
-        Ok(())
+        network.issue(self.endpoint, to, Operation { body, notify: None, token: None })
     }
 
     fn flush(&mut self) {}

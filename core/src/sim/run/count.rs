@@ -4,8 +4,9 @@ use super::Run;
 use crate::sim::Failure;
 use crate::sim::client::SimClient;
 use crate::sim::oracle::Violation;
+use crate::sim::overlay::Overlay;
 
-impl Run {
+impl<O: Overlay> Run<O> {
     /// Collects what the run has reached, and the checks that are made once.
     pub(super) fn count(&mut self) {
         let knobs = &self.common.knobs;
@@ -35,7 +36,7 @@ impl Run {
         }
         let [replication, order, client] = network.seen.lost;
         let reached = &oracle.reached;
-        let sum = |count: fn(&SimClient) -> u64| self.clients.iter().map(count).sum::<u64>();
+        let sum = |count: fn(&SimClient<O>) -> u64| self.clients.iter().map(count).sum::<u64>();
         let counts = [
             ("connection lost during replication", replication),
             ("connection lost during order stream", order),
@@ -61,7 +62,7 @@ impl Run {
             ("no backups", u64::from(knobs.backups == 0)),
             ("region exhausted", u64::from(self.exhausted)),
         ];
-        for (name, count) in counts {
+        for (name, count) in counts.into_iter().chain(self.machine.overlay.borrow().reached()) {
             probes.add(name, count);
         }
     }
