@@ -121,7 +121,8 @@ pub trait Transport {
     fn admit(&mut self, peer: PeerId, link: Self::Link, exposed: &[Arc<Region>]);
 
     /// Writes `local` to `remote` in `to`'s memory. `notify` wakes the peer with a hint; `token` asks for `Placed`.
-    /// The local bytes must stay unchanged until a `Placed` that covers the write, or until the peer is down.
+    /// The local bytes must stay unchanged until a `Placed` that covers the write, until an answer of the peer's shows that
+    /// it has them (a network may send them again after that, and drops them there as known), or until the peer is down.
     fn write(
         &mut self,
         to: PeerId,
