@@ -81,9 +81,6 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
                     events[count] = event;
                     count += 1;
                 }
-                if completion.result.is_err() {
-                    break;
-                }
             }
         }
         if !self.dirty.is_empty() {
