@@ -206,7 +206,9 @@ fn without_the_nodes_address_auto_declines_and_rdma_takes_the_first() {
     let found = one_rxe().read();
     assert_eq!(
         auto(&found, "10.0.0.1"),
-        error("no RDMA device has the address 10.0.0.1; rxe0 port 1 has 10.77.0.1 (GID 1)")
+        error(
+            "no RDMA device has the address 10.0.0.1 (--transport rdma takes another); rxe0 port 1 has 10.77.0.1 (GID 1)"
+        )
     );
     assert_eq!(
         rdma(&found, "127.0.0.1"),
@@ -230,7 +232,7 @@ fn a_port_without_link_is_not_taken() {
     assert_eq!(
         auto(&found, "10.77.0.1"),
         error(
-            "no RDMA device has the address 10.77.0.1; mlx5_1 port 1 has 2001:db8::1 (GID 3); \
+            "no RDMA device has the address 10.77.0.1 (--transport rdma takes another); mlx5_1 port 1 has 2001:db8::1 (GID 3); \
              mlx5_1 port 1 has 192.168.1.5 (GID 5); mlx5_0 port 1: it is DOWN"
         )
     );

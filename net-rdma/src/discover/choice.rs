@@ -98,7 +98,7 @@ pub fn choose(found: &Discovery, wish: Wish, wanted: &Override, addresses: &[IpA
         }
         Some(_) => {
             let has = routable.iter().map(|c| c.named()).chain(refused).collect::<Vec<_>>().join("; ");
-            Err(format!("no RDMA device has {}; {has}", listed(addresses)))
+            Err(format!("no RDMA device has {} (--transport rdma takes another); {has}", listed(addresses)))
         }
     }
 }
