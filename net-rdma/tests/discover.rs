@@ -232,7 +232,8 @@ fn a_port_without_link_is_not_taken() {
     assert_eq!(
         auto(&found, "10.77.0.1"),
         error(
-            "no RDMA device has the address 10.77.0.1 (--transport rdma takes another); mlx5_1 port 1 has 2001:db8::1 (GID 3); \
+            "no RDMA device has the address 10.77.0.1 (--transport rdma takes another); \
+             mlx5_1 port 1 has 2001:db8::1 (GID 3); \
              mlx5_1 port 1 has 192.168.1.5 (GID 5); mlx5_0 port 1: it is DOWN"
         )
     );

@@ -61,7 +61,7 @@ fn strangers_are_told_and_reported() {
     bytes[8] = 7;
     let (code, text) = refusal_of(&door, &bytes);
     assert_eq!((code, &text[..]), (RefusalCode::Version, "it speaks protocol version 2, this side 7"));
-    assert!(door.refusal().ends_with("speaks protocol version 7, this side 1"));
+    assert!(door.refusal().ends_with("speaks protocol version 7, this side 2"));
 
     let mut bytes = hello("test").encode().unwrap();
     bytes[11] = 0xff;
