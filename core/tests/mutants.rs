@@ -39,7 +39,7 @@ const MUTANTS: [(Mutant, u64, &[Caught]); 17] = [
     (Mutant::ConfirmPastAGap, 4, &[Wrong("I2")]),
     (Mutant::SpeculateWithoutAGrant, 10, &[Wrong("I13"), Wrong("I1")]),
     (Mutant::ReadPastTheCommit, 6, &[Wrong("I4")]),
-    (Mutant::KeepOldQuotas, 10, &[Wrong("I8"), Wrong("I1"), Wrong("I16")]),
+    (Mutant::KeepOldQuotas, 10, &[Wrong("I12"), Wrong("I8"), Wrong("I1"), Wrong("I16")]),
     (Mutant::DeliverNoOps, 4, &[Wrong("I16")]),
     (Mutant::FillOverARecord, 80, &[Wrong("I4")]),
     (Mutant::CountRepeatedReports, 60, &[Wrong("I11")]),
