@@ -19,6 +19,8 @@ pub(super) enum Part {
     Out,
     /// A member.
     In,
+    /// It was lost as a whole and has not returned.
+    Failed,
     /// It takes no more appends and gets rid of what it holds.
     Closing {
         /// For good; otherwise to be grounded.
@@ -57,7 +59,7 @@ impl Sequencer {
 
     fn join(&mut self, shard: ShardId) -> Result<(), ChangeError> {
         let at = self.index_of(shard)?;
-        if self.shards[at].part != Part::In {
+        if !matches!(self.shards[at].part, Part::In | Part::Failed) {
             self.shards[at].part = Part::In;
             self.shards[at].quota = self.shards[at].configured;
             // The edge is brought near, so that it need not wait for the windows that are granted.
@@ -69,7 +71,7 @@ impl Sequencer {
     fn leave(&mut self, now_ns: u64, shard: ShardId, out: &mut impl SequencerOut) -> Result<(), ChangeError> {
         let at = self.index_of(shard)?;
         match self.shards[at].part {
-            Part::Out | Part::Closing { leave: true } => return Ok(()),
+            Part::Out | Part::Failed | Part::Closing { leave: true } => return Ok(()),
             Part::In if self.shards.iter().filter(|s| s.part == Part::In).count() == 1 => {
                 return Err(ChangeError::LastShard(shard));
             }
@@ -178,7 +180,7 @@ impl Sequencer {
         let close = matches!(state.part, Part::Closing { .. });
         let point = if close { self.ledger.granted_point() } else { self.target };
         let told = match state.part {
-            Part::Out | Part::Grounded { .. } => false,
+            Part::Out | Part::Failed | Part::Grounded { .. } => false,
             Part::Closing { .. } => self.ledger.mode() == Some(WindowMode::Fixed),
             Part::In => state.open && state.point < point && self.beat_asks(state, point),
         };
