@@ -91,7 +91,7 @@ impl SequencerOut for Outs {
     fn propose(&mut self, entry: &[u8]) {
         self.proposal.extend_from_slice(entry);
     }
-    fn target(&mut self, _: ShardId, _: Target) {}
+    fn target(&mut self, _: ShardId, _: u16, _: Target) {}
 }
 
 /// A sequencer that commits what it proposes.

@@ -80,8 +80,8 @@ pub struct MemberConfig {
 pub trait SequencerOut {
     /// Append the entry to the order log; when committed it comes back through [`Sequencer::on_committed`].
     fn propose(&mut self, entry: &[u8]);
-    /// Tell a shard's primary its target. Newest wins; may be lost.
-    fn target(&mut self, shard: ShardId, target: Target);
+    /// Tell a shard's primary, which has this number, its target. Newest wins; may be lost.
+    fn target(&mut self, shard: ShardId, primary: u16, target: Target);
 }
 
 #[derive(Clone, Copy, Debug)]

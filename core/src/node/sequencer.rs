@@ -17,7 +17,7 @@ use antelog_protocol::{Change, ClientId, ShardId};
 use super::agent::Agent;
 use super::mailbox::{Admission, Mailbox, Notice};
 use super::order_log::OrderLog;
-use super::shard::CHANGES_MAX;
+use super::replica::CHANGES_MAX;
 use crate::counters::{Counter, Counters};
 use crate::transport::{DownReason, Event, MessageHandle, PeerId, Transport};
 
@@ -101,9 +101,9 @@ impl SequencerOut for Effects<'_> {
         self.proposal.extend_from_slice(entry);
     }
 
-    fn target(&mut self, shard: ShardId, target: Target) {
-        let primary = self.followers.iter_mut().find(|f| f.replica.shard == shard && f.replica.replica == 0);
-        if let Some(follower) = primary {
+    fn target(&mut self, shard: ShardId, primary: u16, target: Target) {
+        let follower = self.followers.iter_mut().find(|f| f.replica.shard == shard && f.replica.replica == primary);
+        if let Some(follower) = follower {
             follower.target = Some(target);
         }
     }
@@ -218,7 +218,7 @@ impl<T: Transport> SequencerAgent<T> {
         for at in 0..count {
             match self.events[at] {
                 Event::Received { peer, message } => self.on_message(now_ns, peer, message),
-                Event::PeerDown { peer, reason } => self.on_down(peer, reason),
+                Event::PeerDown { peer, reason } => self.on_down(now_ns, peer, reason),
                 Event::Notified { .. } | Event::Placed { .. } => {}
             }
         }
@@ -245,7 +245,7 @@ impl<T: Transport> SequencerAgent<T> {
             }
             _ => {
                 self.transport.fence(peer);
-                self.on_down(peer, DownReason::Protocol);
+                self.on_down(now_ns, peer, DownReason::Protocol);
             }
         }
     }
@@ -255,7 +255,7 @@ impl<T: Transport> SequencerAgent<T> {
         let Replica { shard, replica, .. } = follower.replica;
         if report.shard != shard || report.replica != replica {
             self.transport.fence(peer);
-            self.on_down(peer, DownReason::Protocol);
+            self.on_down(now_ns, peer, DownReason::Protocol);
             return;
         }
         follower.applied = follower.applied.max(report.applied_index);
@@ -268,11 +268,9 @@ impl<T: Transport> SequencerAgent<T> {
         if planted(Mutant::CountRepeatedReports) && came_back {
             report.point = self.sequencer.ledger().point_after(report.point, 1).unwrap_or(report.point);
         }
-        if replica == 0 {
-            let (sequencer, mut effects) = self.split();
-            sequencer.on_report(now_ns, &report, &mut effects);
-            self.commit(now_ns);
-        }
+        let (sequencer, mut effects) = self.split();
+        sequencer.on_report(now_ns, &report, &mut effects);
+        self.commit(now_ns);
     }
 
     /// Makes a change, unless it was made before: an answer that was lost must not undo what others have changed since.
@@ -291,10 +289,14 @@ impl<T: Transport> SequencerAgent<T> {
         changed
     }
 
-    fn on_down(&mut self, peer: PeerId, reason: DownReason) {
+    fn on_down(&mut self, now_ns: u64, peer: PeerId, reason: DownReason) {
         let follower = &mut self.followers[usize::from(peer.0)];
         (follower.connected, follower.next, follower.read_index) = (false, None, None);
         follower.changes.clear();
+        let Replica { shard, replica, .. } = follower.replica;
+        let (sequencer, mut effects) = self.split();
+        sequencer.on_replica_down(now_ns, shard, replica, &mut effects);
+        self.commit(now_ns);
         // The control thread may be gone already when the node stops.
         let _ = self.notices.send(Notice::PeerDown { agent: "sequencer".into(), peer, reason });
     }
@@ -304,7 +306,8 @@ impl<T: Transport> SequencerAgent<T> {
     fn send(&mut self, busy: bool) {
         for follower in &mut self.followers {
             let behind = follower.next.map_or(0, |next| (self.order.last_index() + 1).saturating_sub(next));
-            if busy && follower.replica.replica != 0 && behind < ORDER_CREDIT / 4 {
+            let is_primary = follower.replica.replica == self.sequencer.primary(follower.replica.shard);
+            if busy && !is_primary && behind < ORDER_CREDIT / 4 {
                 continue;
             }
             let Some(next) = follower.next.as_mut().filter(|_| follower.connected) else { continue };

@@ -61,7 +61,7 @@ impl Membership {
 impl Ledger {
     /// Who holds a shard's log; `None` before its first change.
     pub fn membership(&self, shard: ShardId) -> Option<&Membership> {
-        self.memberships.iter().find(|m| m.shard == shard)
+        self.memberships.binary_search_by_key(&shard, |m| m.shard).ok().map(|at| &self.memberships[at])
     }
 
     /// All shards' memberships, in id order.

@@ -186,7 +186,11 @@ impl Sequencer {
         };
         if told {
             self.stats.targets += 1;
-            out.target(state.shard, Target { point, close, lead_ns: state.answers.lead_ns(self.config.tick_ns) });
+            out.target(
+                state.shard,
+                self.primary(state.shard),
+                Target { point, close, lead_ns: state.answers.lead_ns(self.config.tick_ns) },
+            );
             self.shards[at].answers.on_asked(now_ns, point);
         }
     }

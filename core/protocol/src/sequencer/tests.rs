@@ -17,7 +17,7 @@ impl SequencerOut for World {
         self.proposals.push(entry.to_vec());
     }
 
-    fn target(&mut self, shard: ShardId, target: Target) {
+    fn target(&mut self, shard: ShardId, _primary: u16, target: Target) {
         self.targets.push((shard.0, target.point));
     }
 }

@@ -45,7 +45,7 @@ impl Shard {
 
     /// A record of the log that sessions are not known of yet, in log order.
     pub fn inherit(&mut self, lsn: Lsn, client: ClientId, seq: u64) {
-        self.duplicates.record(client, seq, lsn);
+        self.duplicates.replay(client, seq, lsn);
         if lsn >= self.committed {
             self.pending.push_back(Pending { lsn, client, seq });
         }
@@ -76,5 +76,10 @@ impl Shard {
     /// The state of the order log, of a primary that is one no more.
     pub fn into_ledger(self) -> Ledger {
         self.ledger
+    }
+
+    /// The sessions that a replica which joins has to know of: their next number and the slot of their last record.
+    pub fn sessions(&self) -> impl Iterator<Item = (ClientId, u64, Lsn)> + '_ {
+        self.duplicates.sessions()
     }
 }

@@ -141,7 +141,7 @@ impl SequencerOut for ToShards<'_> {
         self.proposals.push_back(entry.to_vec());
     }
 
-    fn target(&mut self, shard: ShardId, target: Target) {
+    fn target(&mut self, shard: ShardId, _primary: u16, target: Target) {
         let time = self.pipe.now + self.link_ns;
         self.pipe.at(time, Event::Target { shard: shard.0.into(), target });
     }

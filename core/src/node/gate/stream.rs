@@ -225,7 +225,14 @@ mod tests {
     fn port(log: &LogWriter) -> ShardPort {
         let (requests, _) = spsc::channel(4096, Waker::none()).unwrap();
         let (_, answers) = spsc::channel(4096, Waker::none()).unwrap();
-        ShardPort { shard: SHARD, log: log.reader(), progress: Arc::new(Progress::default()), requests, answers }
+        ShardPort {
+            shard: SHARD,
+            replica: 0,
+            log: log.reader(),
+            progress: Arc::new(Progress::default()),
+            requests,
+            answers,
+        }
     }
 
     fn apply(ledger: &mut Ledger, encode: impl FnOnce(&mut [u8]) -> usize) {
