@@ -5,9 +5,11 @@
 //! flight and newer decisions coalesce behind it. `PROTOCOL.md` §5.
 //!
 //! * `progress` — which cuts are reported by all, and for how long they waited for the last;
+//! * `lead` — which member of the group decides, and how another takes over;
 //! * `members` — who takes part: joining, leaving, grounding of stragglers;
 //! * `quota` — how many slots each gets, and when windows are free instead.
 
+mod lead;
 mod members;
 mod progress;
 mod quota;
@@ -21,6 +23,7 @@ use crate::types::{Beat, CutPoint, Lsn, Member, Ordering, ShardId, WindowMode};
 pub use crate::types::{Change, ChangeError};
 use crate::wire::node::{Report, Target};
 use crate::wire::order::{ORDER_ENTRY_BYTES_MAX, OrderEntry, encode_cut, encode_free_cut, encode_grant};
+pub use lead::Standing;
 use members::Part;
 use progress::{Answers, Asked, Progress};
 use quota::Arrivals;
@@ -77,6 +80,8 @@ pub trait SequencerOut {
 struct ShardState {
     shard: ShardId,
     part: Part,
+    /// Operators want it to be a member.
+    wanted: bool,
     /// First window whose grant lists it.
     since: Option<u64>,
     /// The quota to begin with.
@@ -127,6 +132,8 @@ pub struct Sequencer {
     config: SequencerConfig,
     ledger: Ledger,
     shards: Vec<ShardState>,
+    /// This member decides.
+    leads: bool,
     progress: Progress,
     /// The highest cut that any open shard has reported, or the edge that a change needs.
     target: CutPoint,
@@ -162,7 +169,7 @@ pub struct Sequencer {
 }
 
 impl Sequencer {
-    /// A sequencer with an empty order log. Panics when the configuration breaks a limit of [`crate::limits`].
+    /// A sequencer with an empty order log, which follows. Panics when the configuration breaks a limit of [`crate::limits`].
     pub fn new(config: SequencerConfig) -> Sequencer {
         let count = config.shards.len();
         assert!((1..=SHARDS_MAX).contains(&count), "a cluster has 1 to {SHARDS_MAX} shards, not {count}");
@@ -173,6 +180,7 @@ impl Sequencer {
         let shards = config.shards.iter().map(|s| ShardState {
             shard: s.shard,
             part: if s.standby { Part::Out } else { Part::In },
+            wanted: !s.standby,
             since: None,
             configured: s.quota,
             quota: s.quota,
@@ -190,6 +198,7 @@ impl Sequencer {
         Sequencer {
             ledger: Ledger::new(config.free_cuts_max),
             shards: shards.collect(),
+            leads: false,
             progress: Progress::default(),
             target: CutPoint::default(),
             target_at_ns: None,
@@ -224,11 +233,6 @@ impl Sequencer {
     /// Totals since the start.
     pub fn stats(&self) -> SequencerStats {
         self.stats
-    }
-
-    /// The order log is open for writing: grants the first window.
-    pub fn on_start(&mut self, now_ns: u64, out: &mut impl SequencerOut) {
-        self.decide(now_ns, out);
     }
 
     /// A primary's report arrived. Reports may be lost, repeated and reordered: only progress counts.
@@ -283,6 +287,9 @@ impl Sequencer {
 
     /// When [`on_time`](Self::on_time) has something to do.
     pub fn deadline_ns(&self) -> u64 {
+        if !self.leads {
+            return u64::MAX;
+        }
         let tick = match self.config.ordering {
             Ordering::FreeTick => Some(self.next_tick_ns.unwrap_or(0)),
             _ => None,
@@ -291,7 +298,7 @@ impl Sequencer {
         times.into_iter().flatten().min().unwrap_or(u64::MAX)
     }
 
-    /// A proposal of this sequencer, or an entry from before, is committed at `index`.
+    /// An entry is committed at `index`: a proposal of this member, or of one that led before.
     ///
     /// # Errors
     /// When the order log contradicts itself: the sequencer must stop.
@@ -319,7 +326,7 @@ impl Sequencer {
                 }
             }
             Applied::Bound => {
-                self.stats.cuts += 1;
+                self.stats.cuts += u64::from(self.leads);
                 self.cut_at_ns = now_ns;
             }
             _ => {}
@@ -330,7 +337,7 @@ impl Sequencer {
 
     /// Proposes the next entry if one is due and none is in flight.
     fn decide(&mut self, now_ns: u64, out: &mut impl SequencerOut) {
-        if self.in_flight {
+        if self.in_flight || !self.leads {
             return;
         }
         let len = if self.grant_due(now_ns) {
@@ -379,8 +386,8 @@ impl Sequencer {
         let window = self.ledger.next_window() - 1;
         let fixed = self.ledger.mode() == Some(WindowMode::Fixed);
         let start = CutPoint { window, cut: 0, prefix: 0 };
-        self.stats.grants += 1;
-        self.stats.free_windows += u64::from(!fixed);
+        self.stats.grants += u64::from(self.leads);
+        self.stats.free_windows += u64::from(self.leads && !fixed);
         // What follows a free window begins where that was cut: nothing before it is to be reported any more.
         let all_bound = self.ledger.bound() >= start;
         for at in 0..self.shards.len() {
@@ -388,7 +395,8 @@ impl Sequencer {
             let state = &mut self.shards[at];
             state.open = member.open;
             if fixed && member.open {
-                self.stats.quota_changes += u64::from(state.since.is_some() && state.quota != member.quota);
+                let changed = state.since.is_some() && state.quota != member.quota;
+                self.stats.quota_changes += u64::from(self.leads && changed);
                 state.quota = member.quota;
             }
             if state.since.is_none() || all_bound {
@@ -401,6 +409,9 @@ impl Sequencer {
             self.skip_windows_without_slots(at);
         }
         self.recount(now_ns);
+        if !self.leads {
+            return;
+        }
         // Records of a free window are bound once the fixed windows before it are, and ask for nothing themselves.
         let waits = !fixed && !all_bound;
         if core::mem::take(&mut self.granting_rush) || waits {

@@ -135,6 +135,7 @@ impl<T: Transport> BackupAgent<T> {
                     Err(error) => panic!("{}: the order stream holds no entry: {error}", self.name),
                 }
             }
+            Ok(NodeMessage::Lead { .. }) if peer == SEQUENCER => {}
             _ => {
                 self.transport.fence(peer);
                 self.on_down(peer, DownReason::Protocol);

@@ -14,5 +14,13 @@ pub mod wire;
 
 pub use raft::{Garbage, GroupParts, Learned, RaftGroup};
 
+/// Who commits.
+pub enum Group {
+    /// The only sequencer: what it proposes is committed. See "A group of one" in DESIGN.md.
+    Alone,
+    /// A member of several.
+    Raft(Box<RaftGroup>),
+}
+
 #[cfg(test)]
 mod tests;

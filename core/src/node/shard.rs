@@ -272,6 +272,7 @@ impl<T: Transport> ShardAgent<T> {
                 }
                 tell_gate(&mut self.gate.answers, &[&bus::order_head(index), entry]);
             }
+            Ok(NodeMessage::Lead { .. }) if peer == SEQUENCER => {}
             Ok(NodeMessage::Target(target)) if peer == SEQUENCER => {
                 self.shard.on_target(now_ns, target, &mut effects);
             }

@@ -330,7 +330,8 @@ impl<O: Overlay> Builder<'_, O> {
         let replicas: Vec<Replica> = (0..self.knobs.shards * members).map(replica).collect();
         let transport = self.transport(agent, replicas.len(), Role::Leader);
         let (mailbox, counters) = (self.mailbox(agent), self.counters("sequencer"));
-        let parts = SequencerParts { config, replicas, mailbox, notices: self.notices.clone(), counters };
+        let (name, group) = ("sequencer".into(), None);
+        let parts = SequencerParts { name, config, replicas, group, mailbox, notices: self.notices.clone(), counters };
         Runner::Sequencer(Box::new(SequencerAgent::new(parts, transport)))
     }
 }

@@ -95,6 +95,11 @@ pub enum NodeMessage<'a> {
         /// What became of it.
         outcome: ChangeOutcome,
     },
+    /// Sequencer to replica: this member leads since this term. Questions and changes go to who leads in the highest term.
+    Lead {
+        /// The term.
+        term: u64,
+    },
 }
 
 impl<'a> NodeMessage<'a> {
@@ -110,6 +115,9 @@ impl<'a> NodeMessage<'a> {
                     .u64(report.records_lsn.0)
                     .u64(report.records)
                     .u64(report.applied_index);
+            }
+            NodeMessage::Lead { term } => {
+                w.u64(8).u64(*term);
             }
             NodeMessage::Target(target) => {
                 w.u8(2).u8(target.close.into()).u16(target.point.prefix).u32(target.point.cut).u64(target.point.window);
@@ -169,13 +177,14 @@ impl<'a> NodeMessage<'a> {
                 reserved(r.u32()?.into())?;
                 NodeMessage::Target(Target { point: CutPoint { window, cut, prefix }, close, lead_ns })
             }
-            tag @ 3..=5 => {
+            tag @ (3..=5 | 8) => {
                 if r.bytes(7)?.iter().any(|b| *b != 0) {
                     return Err(DecodeError::Value("reserved"));
                 }
                 match tag {
                     3 => NodeMessage::Order { index: r.u64()?, entry: r.rest() },
                     4 => NodeMessage::ReadIndex { token: r.u64()? },
+                    8 => NodeMessage::Lead { term: r.u64()? },
                     _ => NodeMessage::ReadIndexIs { token: r.u64()?, index: r.u64()? },
                 }
             }
@@ -240,6 +249,7 @@ mod tests {
             NodeMessage::Order { index: 3, entry: &[1, 2, 3] },
             NodeMessage::ReadIndex { token: 4 },
             NodeMessage::ReadIndexIs { token: 4, index: 5 },
+            NodeMessage::Lead { term: 6 },
         ];
         for message in others.into_iter().chain(changes).chain(outcomes) {
             let mut buffer = [0; NODE_MESSAGE_BYTES_MAX];

@@ -214,7 +214,7 @@ impl Cluster {
             timers: vec![u64::MAX; count + 1],
             model,
         };
-        cluster.with_sequencer(|s, now, out| s.on_start(now, out));
+        cluster.with_sequencer(|s, now, out| s.on_lead(now, out));
         cluster
     }
 

@@ -405,6 +405,11 @@ impl RaftGroup {
         (&conf.voters, &conf.learners)
     }
 
+    /// How many members are configured.
+    pub fn size(&self) -> usize {
+        self.nodes.len()
+    }
+
     /// This member's identity.
     pub fn id(&self) -> u64 {
         self.id

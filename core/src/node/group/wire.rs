@@ -125,17 +125,17 @@ pub enum GroupMessage<'a> {
 }
 
 /// The bytes not read yet.
-pub(super) struct Bytes<'a>(pub(super) &'a [u8]);
+pub(crate) struct Bytes<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Bytes<'a> {
-    pub(super) fn take(&mut self, count: usize) -> Result<&'a [u8], DecodeError> {
+    pub(crate) fn take(&mut self, count: usize) -> Result<&'a [u8], DecodeError> {
         let (head, rest) = self.0.split_at_checked(count).ok_or(DecodeError::Truncated)?;
         self.0 = rest;
         Ok(head)
     }
 
     /// A number of 1 to 8 bytes.
-    pub(super) fn number(&mut self, count: usize) -> Result<u64, DecodeError> {
+    pub(crate) fn number(&mut self, count: usize) -> Result<u64, DecodeError> {
         Ok(self.take(count)?.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
     }
 

@@ -1,0 +1,149 @@
+//! The replicas, as the sequencer sees them: what each has applied, and what is on its way to it.
+
+use std::collections::VecDeque;
+
+use antelog_protocol::ShardId;
+use antelog_protocol::sequencer::SequencerOut;
+use antelog_protocol::wire::node::{NODE_MESSAGE_BYTES_MAX, NodeMessage, Report, Target};
+
+use super::{Changed, ORDER_CREDIT, Replica, SequencerAgent};
+use crate::node::mailbox::Notice;
+use crate::transport::Transport;
+
+/// A replica.
+#[derive(Debug)]
+pub(super) struct Follower {
+    pub(super) replica: Replica,
+    pub(super) connected: bool,
+    /// Its newest report: a member that takes over knows by it what every replica has.
+    pub(super) report: Option<Report>,
+    /// Next index to send; known once the replica has reported what it applied.
+    pub(super) next: Option<u64>,
+    pub(super) applied: u64,
+    /// It is to be told who leads.
+    pub(super) lead_due: bool,
+    /// A target that has not left.
+    pub(super) target: Option<Target>,
+    /// A `ReadIndex` that was not answered: its token, and the question to the group that it waits for.
+    pub(super) read_index: Option<(u64, u64)>,
+    /// Answers to changes that have not left.
+    pub(super) changes: VecDeque<Changed>,
+}
+
+impl Follower {
+    pub(super) fn new(replica: Replica) -> Follower {
+        Follower {
+            replica,
+            connected: false,
+            report: None,
+            next: None,
+            applied: 0,
+            lead_due: false,
+            target: None,
+            read_index: None,
+            changes: VecDeque::new(),
+        }
+    }
+
+    /// Nothing is on its way to it any more.
+    pub(super) fn drop_all(&mut self) {
+        (self.next, self.target, self.read_index) = (None, None, None);
+        self.changes.clear();
+    }
+}
+
+/// The protocol's effects.
+pub(super) struct Effects<'a> {
+    /// The proposal waiting to be committed.
+    pub(super) proposal: &'a mut Vec<u8>,
+    pub(super) followers: &'a mut [Follower],
+}
+
+impl SequencerOut for Effects<'_> {
+    fn propose(&mut self, entry: &[u8]) {
+        assert!(self.proposal.is_empty(), "one proposal is in flight at most");
+        self.proposal.extend_from_slice(entry);
+    }
+
+    fn target(&mut self, shard: ShardId, target: Target) {
+        let primary = self.followers.iter_mut().find(|f| f.replica.shard == shard && f.replica.replica == 0);
+        if let Some(follower) = primary {
+            follower.target = Some(target);
+        }
+    }
+}
+
+impl<T: Transport> SequencerAgent<T> {
+    /// Sends what followers lack. While there is other work (`busy`) backups wait: nothing depends on them hearing at
+    /// once, as long as they stay within half their credit.
+    pub(super) fn send(&mut self, busy: bool) {
+        let Some(term) = self.leads() else { return };
+        for at in 0..self.followers.len() {
+            let follower = &mut self.followers[at];
+            let behind = follower.next.map_or(0, |next| (self.order.last_index() + 1).saturating_sub(next));
+            if busy && follower.replica.replica != 0 && behind < ORDER_CREDIT / 4 {
+                continue;
+            }
+            if follower.lead_due && follower.connected {
+                let mut buffer = [0; NODE_MESSAGE_BYTES_MAX];
+                let len = NodeMessage::Lead { term }.encode(&mut buffer);
+                follower.lead_due = self.transport.send(follower.replica.peer, &buffer[..len]).is_err();
+            }
+            if follower.next.is_some() && follower.connected {
+                self.send_order(at);
+                self.send_answers(at);
+            }
+        }
+    }
+
+    fn send_order(&mut self, at: usize) {
+        let follower = &mut self.followers[at];
+        let Some(next) = follower.next.as_mut() else { return };
+        while *next <= self.order.last_index() && *next <= follower.applied + ORDER_CREDIT {
+            let Some(entry) = self.order.get(*next) else {
+                let text = format!(
+                    "replica {} of shard {} needs order entry {next}, which is no longer kept (from {}): it cannot \
+                     join any more, restart the cluster",
+                    follower.replica.replica,
+                    follower.replica.shard,
+                    self.order.first_index()
+                );
+                let _ = self.notices.send(Notice::Warning { agent: self.name.clone(), text });
+                self.transport.fence(follower.replica.peer);
+                follower.connected = false;
+                return;
+            };
+            let len = NodeMessage::Order { index: *next, entry }.encode(&mut self.message);
+            if self.transport.send(follower.replica.peer, &self.message[..len]).is_err() {
+                return;
+            }
+            *next += 1;
+        }
+    }
+
+    fn send_answers(&mut self, at: usize) {
+        let granted = self.reads_granted();
+        let follower = &mut self.followers[at];
+        let mut buffer = [0; NODE_MESSAGE_BYTES_MAX];
+        if let Some(target) = follower.target {
+            let len = NodeMessage::Target(target).encode(&mut buffer);
+            if self.transport.send(follower.replica.peer, &buffer[..len]).is_ok() {
+                follower.target = None;
+            }
+        }
+        if let Some((token, _)) = follower.read_index.filter(|(_, question)| *question <= granted) {
+            let index = self.order.last_index();
+            let len = NodeMessage::ReadIndexIs { token, index }.encode(&mut buffer);
+            if self.transport.send(follower.replica.peer, &buffer[..len]).is_ok() {
+                follower.read_index = None;
+            }
+        }
+        while let Some(Changed { client, token, outcome }) = follower.changes.front().copied() {
+            let len = NodeMessage::ChangeIs { client, token, outcome }.encode(&mut buffer);
+            if self.transport.send(follower.replica.peer, &buffer[..len]).is_err() {
+                break;
+            }
+            follower.changes.pop_front();
+        }
+    }
+}
