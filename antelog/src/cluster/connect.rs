@@ -23,7 +23,7 @@ use antelog_net_tcp::{Accept, DialError, Listener, ListenerHandle, TcpLink, dial
 use antelog_protocol::wire::session::ClusterMap;
 use antelog_protocol::{ClientId, ShardId};
 
-use super::assemble::{Door, Doors, members, replicas};
+use super::assemble::{Door, Doors, member_peer, members, replicas};
 use super::networks::Networks;
 use super::{OperatorLog, serves_clients};
 use crate::network::{Network, NodeLink};
@@ -143,6 +143,14 @@ struct Call<'a> {
 /// The calls that a node makes.
 fn calls<'a>(config: &'a Config, from: &NodeEntry) -> Vec<Call<'a>> {
     let mut calls = Vec::new();
+    if let Some(own) = member_peer(config, from.id) {
+        // The lower member calls the higher.
+        for to in config.sequencers() {
+            let to_peer = member_peer(config, to.id).filter(|peer| *peer > own);
+            calls.extend(to_peer.map(|to_peer| Call { to, to_peer, from_peer: own }));
+        }
+        return calls;
+    }
     let number = replicas(config).iter().find(|(id, _)| *id == from.id).map(|(_, replica)| replica.peer);
     let (Some(shard), Some(at_sequencer)) = (from.shard, number) else { return calls };
     for to in config.nodes.iter().filter(|n| n.role == Role::Sequencer) {
@@ -154,6 +162,11 @@ fn calls<'a>(config: &'a Config, from: &NodeEntry) -> Vec<Call<'a>> {
         }
     }
     calls
+}
+
+/// Whether a node may come back without its memory: the sequencer's group takes it for another member.
+fn may_be_reborn(config: &Config, node: u16) -> bool {
+    config.sequencers().len() > 1 && config.node(node).is_some_and(|n| n.role == Role::Sequencer)
 }
 
 fn hello(config: &Config, from: u16, to: u16, ability: Ability) -> Hello {
@@ -223,7 +236,7 @@ impl Accept for NodeAccept {
             return Err(Refusal::new(RefusalCode::Incompatible, text));
         }
         let mut known = self.incarnations.lock().unwrap_or_else(PoisonError::into_inner);
-        if *known.entry(from).or_insert(theirs) != theirs {
+        if *known.entry(from).or_insert(theirs) != theirs && !may_be_reborn(&self.config, from) {
             let text = format!(
                 "node {from} was restarted and has lost its memory, which this version cannot give back to it: restart \
                  the whole cluster"
@@ -359,6 +372,7 @@ struct Line {
     hello: Hello,
     network: Network,
     peer: PeerId,
+    may_be_reborn: bool,
     mail: MailSender<Admission<NodeLink>>,
     log: OperatorLog,
     failure: Arc<Mutex<Option<String>>>,
@@ -387,6 +401,7 @@ impl Dialers {
                     hello: hello(config, *id, call.to.id, Ability::tcp()),
                     network: networks.of(node),
                     peer: call.to_peer,
+                    may_be_reborn: may_be_reborn(config, call.to.id),
                     mail: door.mail.clone(),
                     log: log.clone(),
                     failure: failure.clone(),
@@ -441,7 +456,8 @@ impl Line {
         loop {
             match self.call() {
                 Ok((link, welcome)) => {
-                    if *incarnation.get_or_insert(welcome.incarnation) != welcome.incarnation {
+                    let known = *incarnation.get_or_insert(welcome.incarnation);
+                    if known != welcome.incarnation && !self.may_be_reborn {
                         self.fail(format!(
                             "node {} at {} was restarted and has lost its memory, which this version cannot give back \
                              to it: restart the whole cluster",
