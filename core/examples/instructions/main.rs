@@ -17,7 +17,7 @@ use antelog_protocol::sequencer::{MemberConfig, Sequencer, SequencerConfig, Sequ
 use antelog_protocol::shard::{Append, Shard, ShardConfig, ShardOut};
 use antelog_protocol::wire::node::{Report, Target};
 use antelog_protocol::wire::order::OrderEntry;
-use antelog_protocol::{Beat, ClientId, CutPoint, Lsn, Ordering, Position, ShardId};
+use antelog_protocol::{Beat, ClientId, CutPoint, Lsn, Ordering, Position, ReplicaId, ShardId};
 
 /// Shards of the cluster.
 const SHARDS: u16 = 2;
@@ -27,8 +27,8 @@ const QUOTA: u32 = 10;
 fn shard_config(shard: u16) -> ShardConfig {
     ShardConfig {
         shard: ShardId(shard),
-        epoch: 0,
-        backups: 1,
+        replica: ReplicaId { number: 0, incarnation: 1 },
+        epoch: 1,
         tick_ns: 1_000_000,
         tick_phase_ns: 0,
         beat: Beat::Target,
@@ -50,13 +50,18 @@ fn sequencer_config() -> SequencerConfig {
         window_cuts: 100,
         ordering: Ordering::Fixed,
         beat: Beat::Target,
-        shards: (0..SHARDS).map(|id| MemberConfig { shard: ShardId(id), quota: QUOTA, standby: false }).collect(),
+        shards: (0..SHARDS)
+            .map(|id| MemberConfig { shard: ShardId(id), quota: QUOTA, standby: false, replicas: 0 })
+            .collect(),
         // The same cuts in every version, whatever the pace of this load.
         adaptive_quotas: false,
         target_pace_ns: 20_000,
         prefix_pace_ns: 0,
         late_ticks: 4,
         ground_windows: 0,
+        suspect_ns: 200_000_000,
+        lost_grace_ns: 5_000_000,
+        members: 2,
         free_cuts_max: 16,
     }
 }
@@ -86,7 +91,7 @@ impl SequencerOut for Outs {
     fn propose(&mut self, entry: &[u8]) {
         self.proposal.extend_from_slice(entry);
     }
-    fn target(&mut self, _: ShardId, _: Target) {}
+    fn target(&mut self, _: ShardId, _: u16, _: Target) {}
 }
 
 /// A sequencer that commits what it proposes.
@@ -124,6 +129,7 @@ impl Order {
 fn protocol(records: u64) {
     let mut order = Order::new();
     let mut shards: Vec<Shard> = (0..SHARDS).map(|shard| Shard::new(shard_config(shard))).collect();
+    shards.iter_mut().for_each(|shard| shard.set_counted(0, 0b10, &mut Outs::default()));
     let mut ledger = Ledger::new(16);
     let ids: Vec<ShardId> = (0..SHARDS).map(ShardId).collect();
     let mut merge: Merge<u64> = Merge::new(Scope::All, &ids, Position(0));
@@ -136,7 +142,7 @@ fn protocol(records: u64) {
         let client = ClientId(7);
         let accepted = shards[shard].on_append(now_ns, client, seq, &mut outs);
         assert_eq!(accepted, Append::Accepted(Lsn(seq)));
-        shards[shard].on_placed(now_ns, 0, Lsn(seq + 1), &mut outs);
+        shards[shard].on_placed(now_ns, 1, Lsn(seq + 1), &mut outs);
         if let Some(report) = outs.report.take() {
             order.report(&report, &mut outs);
         }

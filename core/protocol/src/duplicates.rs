@@ -12,6 +12,9 @@ use alloc::vec::Vec;
 use crate::mutant::{Mutant, planted};
 use crate::types::{ClientId, Lsn, Refusal};
 
+/// A slot that was not told when the session was taken over.
+const UNKNOWN: Lsn = Lsn(u64::MAX);
+
 #[derive(Debug)]
 struct Session {
     next_seq: u64,
@@ -58,6 +61,34 @@ impl Duplicates {
         }
     }
 
+    /// The sessions: their next number and the slot of their last record.
+    pub fn sessions(&self) -> impl Iterator<Item = (ClientId, u64, Lsn)> + '_ {
+        self.table.iter().map(|(client, s)| (*client, s.next_seq, s.last_lsn))
+    }
+
+    /// Takes a session over from another replica's table. Where its records are is not known until they are
+    /// [`replay`](Self::replay)ed; retries of the others are refused.
+    pub fn restore(&mut self, client: ClientId, next_seq: u64, last_lsn: Lsn) {
+        if self.find(client).is_none() {
+            let slots = vec![UNKNOWN; self.remembered].into_boxed_slice();
+            self.insert(client, Session { next_seq, last_lsn, slots });
+        }
+    }
+
+    /// As [`record`](Self::record), for a record that the table may know of already, and of sessions that began before the
+    /// log that is replayed does.
+    pub fn replay(&mut self, client: ClientId, seq: u64, lsn: Lsn) {
+        let Some(at) = self.find(client) else {
+            let slots = vec![UNKNOWN; self.remembered].into_boxed_slice();
+            self.insert(client, Session { next_seq: seq, last_lsn: lsn, slots });
+            return self.replay(client, seq, lsn);
+        };
+        let session = &mut self.table[at].1;
+        session.slots[(seq % self.remembered as u64) as usize] = lsn;
+        session.next_seq = session.next_seq.max(seq + 1);
+        session.last_lsn = session.last_lsn.max(lsn);
+    }
+
     /// Judges an append without changing anything.
     pub fn judge(&self, client: ClientId, seq: u64) -> Verdict {
         let Some(at) = self.find(client) else {
@@ -72,7 +103,10 @@ impl Duplicates {
         } else if session.next_seq - seq > self.remembered as u64 {
             Verdict::Refuse(Refusal::Forgotten)
         } else {
-            Verdict::Retry(session.slots[(seq % self.remembered as u64) as usize])
+            match session.slots[(seq % self.remembered as u64) as usize] {
+                UNKNOWN => Verdict::Refuse(Refusal::Forgotten),
+                lsn => Verdict::Retry(lsn),
+            }
         }
     }
 
@@ -97,7 +131,12 @@ impl Duplicates {
         invariant!(I3, seq == 0 || planted(Mutant::ForgetSessions), "an unknown session {client} began at {seq}");
         let mut slots = vec![Lsn(0); self.remembered].into_boxed_slice();
         slots[(seq % self.remembered as u64) as usize] = lsn;
-        let session = (client, Session { next_seq: seq + 1, last_lsn: lsn, slots });
+        self.insert(client, Session { next_seq: seq + 1, last_lsn: lsn, slots });
+    }
+
+    /// A session more; the one idle longest in log order makes room.
+    fn insert(&mut self, client: ClientId, session: Session) {
+        let session = (client, session);
         let full = self.table.len() == self.sessions_max;
         let idle = self.table.iter_mut().enumerate().min_by_key(|(_, (_, s))| s.last_lsn).filter(|_| full);
         self.last = match idle {
@@ -134,6 +173,15 @@ mod tests {
         assert_eq!(table.judge(a, 6), Verdict::Refuse(Refusal::Gap { expected: 5 }));
         table.record(b, 0, Lsn(20));
         table.record(c, 0, Lsn(21));
+        let mut late = Duplicates::new(2, 3);
+        for (client, next_seq, last_lsn) in table.sessions() {
+            late.restore(client, next_seq, last_lsn);
+        }
+        assert_eq!(late.judge(b, 0), Verdict::Refuse(Refusal::Forgotten), "it is not known where");
+        assert_eq!(late.judge(b, 1), Verdict::New);
+        late.replay(b, 0, Lsn(20));
+        late.replay(b, 1, Lsn(22));
+        assert_eq!((late.judge(b, 0), late.judge(b, 1)), (Verdict::Retry(Lsn(20)), Verdict::Retry(Lsn(22))));
         // Room for two: the session idle longest in log order went.
         assert_eq!(table.judge(a, 5), Verdict::Refuse(Refusal::UnknownSession));
         assert_eq!(table.judge(b, 0), Verdict::Retry(Lsn(20)));

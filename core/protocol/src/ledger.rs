@@ -4,14 +4,17 @@
 //! other identically everywhere (I12). Consecutive windows with the same members, quotas and mode merge into one *span*,
 //! so a steady log's ledger does not grow. `PROTOCOL.md` §3.
 
+mod members;
 mod span;
 
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 use core::fmt;
 
 use crate::mutant::{Mutant, planted};
 use crate::types::{CutPoint, Lsn, Member, Position, ShardId, WindowMode};
-use crate::wire::order::{Grant, GrantHead, Lsns, OrderEntry, encode_cut, encode_grant};
+use crate::wire::order::{Grant, GrantHead, Lsns, OrderEntry};
+pub use members::{Failed, Membership};
 use span::Span;
 
 /// Bytes of spans kept; older ones are forgotten and their positions read as trimmed. About 100 000 changes of a small
@@ -57,6 +60,8 @@ pub enum Applied {
     Bound,
     /// A shard failed.
     ViewChanged,
+    /// A shard has other members or another primary.
+    MembersChanged(ShardId),
 }
 
 /// A slot of a shard.
@@ -66,19 +71,6 @@ pub struct Slot {
     pub shard: ShardId,
     /// Its slot.
     pub lsn: Lsn,
-}
-
-/// A shard lost as a whole: its slots from `from` to `lease_end` are no-ops by decree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Failed {
-    /// The shard.
-    pub shard: ShardId,
-    /// The view that the failure began.
-    pub view: u32,
-    /// First position that was not bound when the view changed.
-    pub from: Position,
-    /// End of the last window granted by then.
-    pub lease_end: Position,
 }
 
 /// A follower's state of the order log. See the module's text.
@@ -92,6 +84,8 @@ pub struct Ledger {
     bound: CutPoint,
     committed: Position,
     failed: VecDeque<Failed>,
+    /// Who holds each shard's log, in id order.
+    memberships: Vec<Membership>,
     free_cuts_max: usize,
     /// Bytes of all spans but the rows of the last.
     span_bytes: usize,
@@ -114,6 +108,7 @@ impl Ledger {
             bound: CutPoint::default(),
             committed: base,
             failed: VecDeque::new(),
+            memberships: Vec::new(),
             free_cuts_max: free_cuts_max.max(1),
             span_bytes: 0,
         }
@@ -159,7 +154,7 @@ impl Ledger {
         self.spans.back().map(|s| (s.window, s.start))
     }
 
-    /// Shards failed so far, newest last.
+    /// Failures that concern positions still known, newest last.
     pub fn failed(&self) -> impl DoubleEndedIterator<Item = &Failed> {
         self.failed.iter()
     }
@@ -189,6 +184,8 @@ impl Ledger {
             OrderEntry::Cut { view, point } => self.apply_cut(*view, *point),
             OrderEntry::FreeCut { view, point, lsns } => self.apply_free_cut(*view, *point, lsns),
             OrderEntry::ViewChange { view, shard } => Ok(self.apply_view_change(*view, *shard)),
+            OrderEntry::ShardChange(change) => Ok(self.apply_shard_change(change)),
+            OrderEntry::Decree(decree) => Ok(self.apply_decree(decree)),
         }
     }
 
@@ -229,6 +226,7 @@ impl Ledger {
             self.forget(1);
         }
         self.spans.push_back(Span::new(grant, self.free_cuts_max));
+        self.lose_in_newest();
         Ok(Applied::Granted)
     }
 
@@ -279,17 +277,8 @@ impl Ledger {
             self.span_bytes -= span.held_bytes();
         }
         self.base = self.spans.front().map_or(self.committed, |s| s.start);
-    }
-
-    fn apply_view_change(&mut self, view: u32, shard: ShardId) -> Applied {
-        let already = self.failed.iter().any(|f| f.shard == shard);
-        if view != self.view + 1 || already {
-            return Applied::Void;
-        }
-        self.view = view;
-        let lease_end = self.spans.back().map_or(self.committed, Span::end);
-        self.failed.push_back(Failed { shard, view, from: self.committed, lease_end });
-        Applied::ViewChanged
+        let base = self.base;
+        self.failed.retain(|f| f.lease_end > base);
     }
 
     /// The newest span that begins at or before `window`.
@@ -447,27 +436,6 @@ impl Ledger {
         let mut count = 1;
         while count < max && self.position(shard, lsn.plus(count)) == Some(start.plus(count)) {
             count += 1;
-        }
-        count
-    }
-
-    /// Calls `emit` with the entries that bring a new follower from [`snapshot_base`](Self::snapshot_base) to here;
-    /// returns how many. `buffer` holds one entry.
-    pub fn snapshot(&self, buffer: &mut [u8], mut emit: impl FnMut(&[u8])) -> u32 {
-        let Some(first) = self.snapshot_first() else { return 0 };
-        let mut count = 0;
-        for (index, span) in self.spans.iter().enumerate().skip(first) {
-            let from = if index == first { Some(self.bound) } else { None };
-            let (head, members) = span.grant_from(from, self.view);
-            let len = encode_grant(buffer, head, &members);
-            emit(&buffer[..len]);
-            count += 1;
-            let starts_at = CutPoint { window: head.window, cut: head.first_cut, prefix: 0 };
-            if index == first && span.mode == WindowMode::Fixed && self.bound > starts_at {
-                let len = encode_cut(buffer, self.view, self.bound);
-                emit(&buffer[..len]);
-                count += 1;
-            }
         }
         count
     }

@@ -3,6 +3,12 @@
 /// Most shards a cluster may have: the largest grant must fit one message.
 pub const SHARDS_MAX: usize = 256;
 
+/// Most members of a sequencer group.
+pub const SEQUENCERS_MAX: usize = 5;
+
+/// Most replicas of a shard, spares included.
+pub const REPLICAS_MAX: usize = 8;
+
 /// Most slots one shard may contribute to one cut.
 pub const QUOTA_MAX: u32 = 1 << 20;
 

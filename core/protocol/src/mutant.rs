@@ -41,6 +41,22 @@ pub enum Mutant {
     DeliverOverwritten,
     /// The sequencer asks all shards to follow one that has filled ahead with no-ops, so that an idle log chases itself.
     FollowFillsAhead,
+    /// Ledgers apply a change of a shard's members that does not name its predecessor.
+    ApplyVoidChanges,
+    /// A shard acknowledges what most of its members hold, though any of them may be promoted.
+    QuorumOfMembers,
+    /// A primary asks for a spare to become a member before it holds what was appended meanwhile.
+    CountASpareEarly,
+    /// A primary goes on writing to a reborn backup where it was with the one before.
+    ResumeAtTheOldOffset,
+    /// A backup obeys a fence of an epoch that is over.
+    ObeyOldFences,
+    /// A new primary serves before all others have fenced the old one.
+    ServeUnfenced,
+    /// A backup does not look at whether an entry continues the chain.
+    UnchainedEntries,
+    /// The sequencer counts reports of a shard's earlier lives.
+    CountReportsOfLostShards,
 }
 
 /// Whether this bug is planted.

@@ -7,8 +7,10 @@
 //! * `progress` — which cuts are reported by all, and for how long they waited for the last;
 //! * `lead` — which member of the group decides, and how another takes over;
 //! * `members` — who takes part: joining, leaving, grounding of stragglers;
+//! * `failures` — replicas lost and gained, shards that fail and return;
 //! * `quota` — how many slots each gets, and when windows are free instead.
 
+mod failures;
 mod lead;
 mod members;
 mod progress;
@@ -23,6 +25,7 @@ use crate::types::{Beat, CutPoint, Lsn, Member, Ordering, ShardId, WindowMode};
 pub use crate::types::{Change, ChangeError};
 use crate::wire::node::{Report, Target};
 use crate::wire::order::{ORDER_ENTRY_BYTES_MAX, OrderEntry, encode_cut, encode_free_cut, encode_grant};
+use failures::ReplicaState;
 pub use lead::Standing;
 use members::Part;
 use progress::{Answers, Asked, Progress};
@@ -53,6 +56,12 @@ pub struct SequencerConfig {
     pub late_ticks: u32,
     /// Windows (of `window_cuts` ticks) for which a straggler is grounded, and for which `auto` goes free. 0: never.
     pub ground_windows: u32,
+    /// A replica that is not heard for this long is lost, in nanoseconds.
+    pub suspect_ns: u64,
+    /// A lost connection to a replica that nobody else can speak for has this long to come back, in nanoseconds.
+    pub lost_grace_ns: u64,
+    /// Members that a shard begins with; its further replicas are spares.
+    pub members: u16,
     /// Cuts of free windows remembered by the ledger.
     pub free_cuts_max: usize,
 }
@@ -66,14 +75,16 @@ pub struct MemberConfig {
     pub quota: u32,
     /// It is no member until it is told to join.
     pub standby: bool,
+    /// Its replicas, spares included. 0: they are nobody's business here, as where only the ordering is looked at.
+    pub replicas: u16,
 }
 
 /// What the sequencer makes the world do.
 pub trait SequencerOut {
     /// Append the entry to the order log; when committed it comes back through [`Sequencer::on_committed`].
     fn propose(&mut self, entry: &[u8]);
-    /// Tell a shard's primary its target. Newest wins; may be lost.
-    fn target(&mut self, shard: ShardId, target: Target);
+    /// Tell a shard's primary, which has this number, its target. Newest wins; may be lost.
+    fn target(&mut self, shard: ShardId, primary: u16, target: Target);
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -122,6 +133,10 @@ pub struct SequencerStats {
     pub quota_changes: u64,
     /// Times a shard was grounded for being late.
     pub grounded: u64,
+    /// Shards that were lost as a whole.
+    pub shards_failed: u64,
+    /// Changes of shards' members.
+    pub member_changes: u64,
     /// Times `auto` left fixed windows because cuts waited for their last report.
     pub fallbacks: u64,
 }
@@ -134,6 +149,11 @@ pub struct Sequencer {
     shards: Vec<ShardState>,
     /// This member decides.
     leads: bool,
+    /// Replicas of each shard, by number.
+    replicas: Vec<Vec<ReplicaState>>,
+    /// Something happened to a replica.
+    look: bool,
+    look_at_ns: Option<u64>,
     progress: Progress,
     /// The highest cut that any open shard has reported, or the edge that a change needs.
     target: CutPoint,
@@ -195,10 +215,14 @@ impl Sequencer {
             returned_at_ns: 0,
             grounded_before: 0,
         });
+        let replicas = config.shards.iter().map(|s| alloc::vec![ReplicaState::default(); s.replicas.into()]);
         Sequencer {
             ledger: Ledger::new(config.free_cuts_max),
             shards: shards.collect(),
             leads: false,
+            replicas: replicas.collect(),
+            look: false,
+            look_at_ns: None,
             progress: Progress::default(),
             target: CutPoint::default(),
             target_at_ns: None,
@@ -235,10 +259,19 @@ impl Sequencer {
         self.stats
     }
 
-    /// A primary's report arrived. Reports may be lost, repeated and reordered: only progress counts.
+    /// A replica's report arrived. Reports may be lost, repeated and reordered: only progress counts, whichever primary
+    /// of the shard made it; but not that of a life of the shard which was lost.
     pub fn on_report(&mut self, now_ns: u64, report: &Report, out: &mut impl SequencerOut) {
         let Ok(index) = self.shards.binary_search_by_key(&report.shard, |s| s.shard) else { return };
         self.stats.reports += 1;
+        if !self.replicas[index].is_empty() {
+            self.hear(now_ns, report);
+            let lost =
+                self.ledger.membership(report.shard).is_none_or(|m| m.has_failed() || report.change < m.since_failure);
+            if !report.primary || (lost && !planted(Mutant::CountReportsOfLostShards)) {
+                return self.decide(now_ns, out);
+            }
+        }
         let granted = self.ledger.granted_point();
         invariant!(I13, report.point <= granted, "a report of {}, which was never granted", report.point);
         let state = &mut self.shards[index];
@@ -294,7 +327,8 @@ impl Sequencer {
             Ordering::FreeTick => Some(self.next_tick_ns.unwrap_or(0)),
             _ => None,
         };
-        let times = [tick, self.target_due_ns, self.prefix_due_ns, self.watch_at_ns, self.return_at_ns()];
+        let times =
+            [tick, self.target_due_ns, self.prefix_due_ns, self.watch_at_ns, self.return_at_ns(), self.look_at_ns()];
         times.into_iter().flatten().min().unwrap_or(u64::MAX)
     }
 
@@ -329,7 +363,9 @@ impl Sequencer {
                 self.stats.cuts += u64::from(self.leads);
                 self.cut_at_ns = now_ns;
             }
-            _ => {}
+            Applied::ViewChanged => self.on_shard_failed(now_ns),
+            Applied::MembersChanged(shard) => self.on_members_changed(shard),
+            Applied::Again | Applied::Void => {}
         }
         self.decide(now_ns, out);
         Ok(applied)
@@ -340,7 +376,10 @@ impl Sequencer {
         if self.in_flight || !self.leads {
             return;
         }
-        let len = if self.grant_due(now_ns) {
+        let membership = self.encode_membership(now_ns);
+        let len = if membership.is_some() {
+            membership
+        } else if self.grant_due(now_ns) {
             Some(self.encode_grant(now_ns))
         } else {
             match self.ledger.bound_mode() {
@@ -359,6 +398,10 @@ impl Sequencer {
     /// change with it. A free window must be the one that is being cut; it ends whole, or where a change finds it.
     fn grant_due(&mut self, now_ns: u64) -> bool {
         let Some(mode) = self.ledger.mode() else { return true };
+        // Without anybody who could take slots there is nothing to grant.
+        if !self.shards.iter().any(|s| matches!(s.part, Part::In | Part::Closing { .. })) {
+            return false;
+        }
         // Its edge is not brought near: on an idle log that would make shards late, and ground them, for nothing.
         self.change |= self.return_due(now_ns);
         let last = self.ledger.next_window() - 1;

@@ -5,27 +5,28 @@
 //! `PROTOCOL.md` §4. When no-ops are filled in is in `fill`.
 
 mod fill;
+mod take_over;
 
 use alloc::collections::VecDeque;
-use alloc::vec;
-use alloc::vec::Vec;
 
 use crate::duplicates::{Duplicates, Verdict};
 use crate::ledger::{Applied, Contradiction, Ledger};
+use crate::limits::REPLICAS_MAX;
 use crate::mutant::{Mutant, planted};
-use crate::types::{Beat, ClientId, CutPoint, Lsn, Position, Refusal, ShardId, WindowMode};
+use crate::types::{Beat, ClientId, CutPoint, Lsn, Position, Refusal, ReplicaId, ShardId, WindowMode};
 use crate::wire::node::{Report, Target};
 use crate::wire::order::OrderEntry;
+pub use take_over::Inheritance;
 
 /// Run-time options of a shard.
 #[derive(Clone, Debug)]
 pub struct ShardConfig {
     /// The shard.
     pub shard: ShardId,
+    /// The primary.
+    pub replica: ReplicaId,
     /// The primary's epoch.
     pub epoch: u32,
-    /// Number of backups: members besides the primary.
-    pub backups: usize,
     /// The ordering tick in nanoseconds.
     pub tick_ns: u64,
     /// When this shard's free ticks fall, as an offset into the tick, in nanoseconds.
@@ -124,8 +125,10 @@ pub struct Shard {
     ledger: Ledger,
     duplicates: Duplicates,
     appended: Lsn,
-    /// Placed end on each backup.
-    placed: Vec<Lsn>,
+    /// Placed end on each other replica, by its number.
+    placed: [Lsn; REPLICAS_MAX],
+    /// Replicas whose placements count, by their numbers' bits.
+    counted: u8,
     durable: Lsn,
     committed: Lsn,
     granted: Lsn,
@@ -165,14 +168,21 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// A shard with an empty log.
+    /// A shard with an empty log that knows nothing of the order log.
     pub fn new(config: ShardConfig) -> Shard {
+        let ledger = Ledger::new(config.free_cuts_max);
+        let duplicates = Duplicates::new(config.sessions_max, config.session_remembered);
+        Shard::with(config, ledger, duplicates)
+    }
+
+    fn with(config: ShardConfig, ledger: Ledger, duplicates: Duplicates) -> Shard {
         assert!(config.tick_ns > 0 && config.pending_max > 0, "a shard needs a tick and room for appends");
         Shard {
-            ledger: Ledger::new(config.free_cuts_max),
-            duplicates: Duplicates::new(config.sessions_max, config.session_remembered),
+            ledger,
+            duplicates,
             appended: Lsn(0),
-            placed: vec![Lsn(0); config.backups],
+            placed: [Lsn(0); REPLICAS_MAX],
+            counted: 0,
             durable: Lsn(0),
             committed: Lsn(0),
             granted: Lsn(0),
@@ -189,7 +199,14 @@ impl Shard {
             expected: None,
             expecting: 0,
             advanced_at_ns: 0,
-            reported: Report { shard: config.shard, epoch: config.epoch, ..Report::default() },
+            reported: Report {
+                shard: config.shard,
+                replica: config.replica.number,
+                incarnation: config.replica.incarnation,
+                primary: true,
+                epoch: config.epoch,
+                ..Report::default()
+            },
             reported_at_ns: None,
             next_tick_ns: None,
             stalled: false,
@@ -334,22 +351,47 @@ impl Shard {
 
     /// Without backups a slot is durable as soon as it is written.
     fn after_append(&mut self, now_ns: u64, out: &mut impl ShardOut) {
-        if self.config.backups == 0 {
+        if self.counted == 0 {
             self.advance_durable(now_ns, out);
         }
     }
 
-    /// Everything below `lsn` is placed on this backup.
-    pub fn on_placed(&mut self, now_ns: u64, backup: usize, lsn: Lsn, out: &mut impl ShardOut) {
-        assert!(lsn <= self.appended, "backup {backup} placed slot {lsn}, which was never appended");
-        if lsn > self.placed[backup] {
-            self.placed[backup] = lsn;
+    /// Everything below `lsn` is placed on this replica.
+    pub fn on_placed(&mut self, now_ns: u64, replica: u16, lsn: Lsn, out: &mut impl ShardOut) {
+        assert!(lsn <= self.appended, "replica {replica} placed slot {lsn}, which was never appended");
+        let placed = &mut self.placed[usize::from(replica)];
+        if lsn > *placed {
+            *placed = lsn;
             self.advance_durable(now_ns, out);
         }
+    }
+
+    /// From now on the placements of these replicas count, and of no others: the members' (until the entry that drops one
+    /// is applied), and a joiner's before it is one. Bits by number.
+    pub fn set_counted(&mut self, now_ns: u64, counted: u8, out: &mut impl ShardOut) {
+        if counted != self.counted {
+            self.counted = counted;
+            self.advance_durable(now_ns, out);
+        }
+    }
+
+    /// A replica begins anew: everything below `lsn` is placed on it, or needs not be.
+    pub fn restart_replica(&mut self, replica: u16, lsn: Lsn) {
+        self.placed[usize::from(replica)] = lsn;
+    }
+
+    /// First slot not placed on a replica.
+    pub fn placed(&self, replica: u16) -> Lsn {
+        self.placed[usize::from(replica)]
     }
 
     fn advance_durable(&mut self, now_ns: u64, out: &mut impl ShardOut) {
-        let durable = self.placed.iter().copied().min().unwrap_or(self.appended);
+        let counted = self.placed.iter().enumerate().filter(|(number, _)| self.counted & 1 << number != 0);
+        let durable = if planted(Mutant::QuorumOfMembers) {
+            counted.map(|(_, lsn)| *lsn).max().unwrap_or(self.appended)
+        } else {
+            counted.map(|(_, lsn)| *lsn).min().unwrap_or(self.appended)
+        };
         if durable <= self.durable {
             return;
         }
@@ -384,6 +426,7 @@ impl Shard {
 
     fn send_report(&mut self, now_ns: u64, out: &mut impl ShardOut) {
         self.reported.view = self.ledger.view();
+        self.reported.change = self.ledger.membership(self.config.shard).map_or(0, |m| m.change);
         self.reported.durable_lsn = self.durable;
         self.reported.appended_lsn = self.appended;
         self.reported.closed = self.closed();
@@ -409,8 +452,8 @@ impl Shard {
         match applied {
             Applied::Granted => self.on_granted(now_ns, out),
             Applied::Bound => self.on_bound(out),
-            Applied::ViewChanged => self.failed |= self.ledger.failed().any(|f| f.shard == self.config.shard),
-            Applied::Again | Applied::Void => {}
+            Applied::ViewChanged => self.failed |= self.ledger.has_failed(self.config.shard),
+            Applied::MembersChanged(_) | Applied::Again | Applied::Void => {}
         }
         Ok(applied)
     }
@@ -512,6 +555,15 @@ impl Shard {
             self.duplicates = Duplicates::new(self.config.sessions_max, self.config.session_remembered);
         }
         self.send_report(now_ns, out);
+    }
+
+    /// What the agent knows of the shard's other replicas: those it has no connection to, by their numbers' bits, and one
+    /// that has caught up and waits to become a member. Reported when it changes.
+    pub fn set_replicas(&mut self, now_ns: u64, lost: u8, joiner: Option<ReplicaId>, out: &mut impl ShardOut) {
+        if (self.reported.lost, self.reported.joiner) != (lost, joiner) {
+            (self.reported.lost, self.reported.joiner) = (lost, joiner);
+            self.send_report(now_ns, out);
+        }
     }
 
     /// Sends a report because the order stream's sender waits for credit.

@@ -12,6 +12,21 @@ impl fmt::Display for ShardId {
     }
 }
 
+/// One holder of a shard's log. A restart without its memory is another incarnation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReplicaId {
+    /// Its number in the shard: its place in the configuration.
+    pub number: u16,
+    /// Which life it is in; 0 stands for none.
+    pub incarnation: u64,
+}
+
+impl fmt::Display for ReplicaId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{:x}", self.number, self.incarnation)
+    }
+}
+
 /// Slot number inside one shard; counts records and no-ops, from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lsn(pub u64);

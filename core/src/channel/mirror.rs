@@ -14,15 +14,17 @@ use antelog_protocol::Lsn;
 use crate::mem::Region;
 use crate::transport::{LocalRange, PeerId, RegionKey, RemoteOffset, Transport};
 
-/// Index of the log region among the regions a backup exposes.
+/// Index of the log region among the regions that a replica exposes to another.
 pub const LOG_REGION: u16 = 0;
-/// Index of the control region among the regions a backup exposes; a primary exposes only its own control region, as 0.
+/// Index of the control region of this pair of replicas among them.
 pub const CONTROL_REGION: u16 = 1;
 /// Bytes of a control region.
 pub const CONTROL_BYTES: usize = 64;
-/// In a backup's control region: end of the log as written by the primary, in absolute bytes. In a primary's: end of
-/// what the backup has verified.
+/// In a control region, written by a primary: end of the log as it is placed, in absolute bytes.
 pub const END_AT: usize = 0;
+/// In a control region, written by a backup: up to here it has verified the log, knows that it is bound, and lets it be
+/// overwritten, in absolute bytes.
+pub const DRAINED_AT: usize = 8;
 
 /// Largest single write, in bytes.
 const WRITE_BYTES_MAX: u64 = 256 << 10;
@@ -80,14 +82,21 @@ impl Mirror {
         self.connected
     }
 
-    /// End of what the backup has verified, in absolute bytes.
+    /// Up to here the backup lets its log be overwritten, in absolute bytes.
     pub fn drained(&self) -> u64 {
-        self.control.load_u64(END_AT)
+        self.control.load_u64(DRAINED_AT)
     }
 
     /// Bytes appended that the transport has not taken yet.
     pub fn lag_bytes(&self, tail: u64) -> u64 {
         tail - self.sent
+    }
+
+    /// The replica's log is good up to here, and goes on from here.
+    pub fn restart(&mut self, at: u64) {
+        self.connected = true;
+        (self.sent, self.placed, self.announced) = (at, at, at);
+        self.marks.clear();
     }
 
     /// A new connection: everything not placed is written again.

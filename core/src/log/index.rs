@@ -14,13 +14,40 @@ pub(super) struct BlockIndex {
     /// Absolute offset of the first entry that begins in the block.
     offsets: Box<[AtomicU64]>,
     lsns: Box<[AtomicU64]>,
+    /// CRC of the entry before it, with which its own is seeded.
+    crcs: Box<[AtomicU64]>,
 }
 
 impl BlockIndex {
     pub(super) fn new(region_bytes: usize) -> BlockIndex {
         let blocks = region_bytes / BLOCK_BYTES;
         let filled = |value| (0..blocks).map(|_| AtomicU64::new(value)).collect();
-        BlockIndex { offsets: filled(u64::MAX), lsns: filled(0) }
+        BlockIndex { offsets: filled(u64::MAX), lsns: filled(0), crcs: filled(0) }
+    }
+
+    /// Forgets everything.
+    pub(super) fn clear(&self) {
+        self.offsets.iter().for_each(|offset| offset.store(u64::MAX, Ordering::Release));
+    }
+
+    /// Forgets blocks whose first entry begins at or after `at`.
+    pub(super) fn forget_from(&self, at: u64) {
+        for offset in self.offsets.iter().filter(|o| o.load(Ordering::Relaxed) >= at) {
+            offset.store(u64::MAX, Ordering::Release);
+        }
+    }
+
+    /// Makes an entry the first of its block: those before it are dropped.
+    pub(super) fn begin_at(&self, at: u64, lsn: u64, crc_before: u32) {
+        self.offsets[self.slot(at / BLOCK_BYTES as u64)].store(u64::MAX, Ordering::Release);
+        self.note(at, lsn, crc_before);
+    }
+
+    /// CRC of the entry before a block's first one, which begins at `at`.
+    pub(super) fn crc_before(&self, at: u64) -> Option<u32> {
+        let block = at / BLOCK_BYTES as u64;
+        let noted = self.first(block).is_some_and(|(offset, _)| offset == at);
+        noted.then(|| self.crcs[self.slot(block)].load(Ordering::Acquire) as u32)
     }
 
     fn slot(&self, block: u64) -> usize {
@@ -36,7 +63,7 @@ impl BlockIndex {
 
     /// Notes an entry; only the first of its block counts. Call before the tail is published.
     #[inline]
-    pub(super) fn note(&self, at: u64, lsn: u64) {
+    pub(super) fn note(&self, at: u64, lsn: u64, crc_before: u32) {
         let block = at / BLOCK_BYTES as u64;
         let slot = self.slot(block);
         let known = self.offsets[slot].load(Ordering::Relaxed);
@@ -44,6 +71,7 @@ impl BlockIndex {
             return;
         }
         self.lsns[slot].store(lsn, Ordering::Release);
+        self.crcs[slot].store(crc_before.into(), Ordering::Release);
         self.offsets[slot].store(at, Ordering::Release);
     }
 

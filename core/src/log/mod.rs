@@ -6,18 +6,22 @@
 
 mod index;
 mod reader;
+mod verifier;
 mod writer;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use antelog_protocol::wire::entry::HEADER_BYTES;
+use antelog_protocol::Lsn;
+use antelog_protocol::wire::entry::{EntryHeader, HEADER_BYTES};
+use antelog_protocol::wire::node::Place;
 
 use crate::mem::Region;
 pub use index::BLOCK_BYTES;
 use index::BlockIndex;
-pub use reader::{Cursor, Item, LogReader, Overrun, Verifier, VerifyError};
-pub use writer::{LogFull, LogWriter, Retention};
+pub use reader::{Cursor, Item, LogReader, Overrun};
+pub use verifier::{Verifier, VerifyError};
+pub use writer::{LogFull, LogOptions, LogWriter, Retention};
 
 /// Smallest region a log works in, in bytes.
 pub const REGION_BYTES_MIN: usize = 4 * BLOCK_BYTES;
@@ -34,6 +38,57 @@ struct Shared {
 }
 
 impl Shared {
+    fn new(region: Arc<Region>) -> Arc<Shared> {
+        assert!(region_bytes_valid(region.len()), "a log region is a multiple of the block size");
+        let index = BlockIndex::new(region.len());
+        Arc::new(Shared { region, index, head: AtomicU64::new(0), tail: AtomicU64::new(0) })
+    }
+
+    fn header(&self, at: u64) -> Option<EntryHeader> {
+        let mut bytes = [0; HEADER_BYTES];
+        self.region.get(self.place(at), &mut bytes);
+        EntryHeader::decode(&bytes).ok()
+    }
+
+    /// The place of the first entry kept; `end` where there is none.
+    fn first_place(&self, end: Place) -> Option<Place> {
+        let at_bytes = self.head();
+        if at_bytes == end.at_bytes {
+            return Some(end);
+        }
+        let header = self.header(at_bytes)?;
+        let crc = self.index.crc_before(at_bytes)?;
+        Some(Place { epoch: header.epoch, crc, at_bytes, lsn: header.lsn })
+    }
+
+    /// The place behind the last entry of which all slots are below `lsn`, if what is kept goes back that far; `end` is where
+    /// the log ends.
+    fn place_before(&self, lsn: Lsn, end: Place) -> Option<Place> {
+        if lsn >= end.lsn {
+            return Some(end);
+        }
+        let (at_bytes, first) = self.index.at_or_before(lsn.0, self.head(), end.at_bytes)?;
+        let crc = self.index.crc_before(at_bytes)?;
+        let epoch = self.header(at_bytes)?.epoch;
+        let mut place = Place { epoch, crc, at_bytes, lsn: Lsn(first) };
+        while place.at_bytes < end.at_bytes {
+            let (_, behind) = self.entry(place)?;
+            if behind.lsn > lsn {
+                break;
+            }
+            place = behind;
+        }
+        Some(place)
+    }
+
+    /// The entry at a place and the place behind it.
+    fn entry(&self, place: Place) -> Option<(EntryHeader, Place)> {
+        let header = self.header(place.at_bytes)?;
+        let at_bytes = place.at_bytes + header.span_bytes() as u64;
+        let lsn = header.lsn.plus(header.count.into());
+        Some((header, Place { epoch: header.epoch, crc: header.crc, at_bytes, lsn }))
+    }
+
     fn len(&self) -> u64 {
         self.region.len() as u64
     }

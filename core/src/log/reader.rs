@@ -1,15 +1,12 @@
-//! The reading ends of a shard's log: a gate's [`LogReader`], and the [`Verifier`] of a backup.
+//! The reading end of a shard's log, for gates.
 
-use std::fmt;
 use std::sync::Arc;
 
+use antelog_protocol::Lsn;
 use antelog_protocol::mutant::{Mutant, planted};
-use antelog_protocol::wire::DecodeError;
-use antelog_protocol::wire::entry::{CRC_OFFSET, EntryHeader, EntryKind, HEADER_BYTES};
-use antelog_protocol::{Lsn, ShardId};
+use antelog_protocol::wire::entry::{EntryHeader, EntryKind, HEADER_BYTES};
 
 use super::Shared;
-use crate::crc::crc32c;
 use crate::mem::Region;
 
 /// A place in the log: an entry's offset and the slot to read there.
@@ -126,127 +123,7 @@ impl LogReader {
     }
 
     fn header(&self, at: u64) -> Result<EntryHeader, Overrun> {
-        let mut bytes = [0; HEADER_BYTES];
-        self.shared.region.get(self.shared.place(at), &mut bytes);
         // Bytes that are no header can only come from overwriting: the caller's cursor is at an entry.
-        EntryHeader::decode(&bytes).map_err(|_| Overrun)
-    }
-}
-
-/// Why a backup's region is not a continuation of the chain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum VerifyError {
-    /// A header's bytes are not an entry's.
-    Header(DecodeError),
-    /// An entry of another shard.
-    Shard(ShardId),
-    /// The entry's first slot is not the next one.
-    Lsn {
-        /// The slot found.
-        found: Lsn,
-        /// The slot expected.
-        expected: Lsn,
-    },
-    /// The epoch went back.
-    Epoch,
-    /// The entry runs over the end of the lap or of what was written.
-    Length,
-    /// The CRC does not continue the chain.
-    Crc,
-}
-
-impl fmt::Display for VerifyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            VerifyError::Header(error) => write!(f, "the bytes are no entry header: {error}"),
-            VerifyError::Shard(shard) => write!(f, "the entry belongs to shard {shard}"),
-            VerifyError::Lsn { found, expected } => write!(f, "the entry's slot is {found}, expected {expected}"),
-            VerifyError::Epoch => write!(f, "the entry's epoch is older than the one before"),
-            VerifyError::Length => write!(f, "the entry is longer than what was written"),
-            VerifyError::Crc => write!(f, "the entry's CRC does not continue the chain"),
-        }
-    }
-}
-
-/// Follows the chain of entries in a backup's region, checking each.
-#[derive(Debug)]
-pub struct Verifier {
-    region: std::sync::Arc<Region>,
-    shard: ShardId,
-    at: u64,
-    lsn: Lsn,
-    crc: u32,
-    epoch: u32,
-}
-
-impl Verifier {
-    /// A verifier at the start of an empty log.
-    pub fn new(region: std::sync::Arc<Region>, shard: ShardId) -> Verifier {
-        Verifier { region, shard, at: 0, lsn: Lsn(0), crc: 0, epoch: 0 }
-    }
-
-    /// Everything below this offset, in absolute bytes, is verified.
-    pub fn at(&self) -> u64 {
-        self.at
-    }
-
-    /// Everything below this slot is verified.
-    pub fn lsn(&self) -> Lsn {
-        self.lsn
-    }
-
-    /// Verifies the next entry, which ends at or before `written`. False when there is none.
-    ///
-    /// # Errors
-    /// When the bytes do not continue the chain; nothing moves then.
-    pub fn step(&mut self, written: u64) -> Result<bool, VerifyError> {
-        if planted(Mutant::TakeShapesForEntries) {
-            return Ok(self.step_by_shape());
-        }
-        if self.at + HEADER_BYTES as u64 > written {
-            return Ok(false);
-        }
-        let place = (self.at % self.region.len() as u64) as usize;
-        let mut bytes = [0; HEADER_BYTES];
-        self.region.get(place, &mut bytes);
-        let header = EntryHeader::decode(&bytes).map_err(VerifyError::Header)?;
-        let span =
-            if header.kind == EntryKind::Pad { HEADER_BYTES + header.length as usize } else { header.span_bytes() };
-        if header.shard != self.shard {
-            return Err(VerifyError::Shard(header.shard));
-        }
-        if header.lsn != self.lsn {
-            return Err(VerifyError::Lsn { found: header.lsn, expected: self.lsn });
-        }
-        if header.epoch < self.epoch {
-            return Err(VerifyError::Epoch);
-        }
-        if place + span > self.region.len() || self.at + span as u64 > written {
-            return Err(VerifyError::Length);
-        }
-        let mut crc = crc32c(self.crc, &[&bytes[..CRC_OFFSET]]);
-        if header.kind == EntryKind::Record {
-            crc = self.region.crc32c(place + HEADER_BYTES, header.length as usize, crc);
-        }
-        if crc != header.crc {
-            return Err(VerifyError::Crc);
-        }
-        self.at += span as u64;
-        self.lsn = self.lsn.plus(header.count.into());
-        (self.crc, self.epoch) = (crc, header.epoch);
-        Ok(true)
-    }
-
-    /// What a verifier does that believes headers: [`Mutant::TakeShapesForEntries`].
-    fn step_by_shape(&mut self) -> bool {
-        let place = (self.at % self.region.len() as u64) as usize;
-        let mut bytes = [0; HEADER_BYTES];
-        self.region.get(place, &mut bytes);
-        let shaped = EntryHeader::decode(&bytes).ok().filter(|header| header.shard == self.shard);
-        let Some(header) = shaped else { return false };
-        let pad = header.kind == EntryKind::Pad;
-        self.at += if pad { HEADER_BYTES + header.length as usize } else { header.span_bytes() } as u64;
-        self.lsn = self.lsn.plus(header.count.into());
-        true
+        self.shared.header(at).ok_or(Overrun)
     }
 }

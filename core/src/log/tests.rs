@@ -8,7 +8,7 @@ const SHARD: ShardId = ShardId(4);
 const REGION_BYTES: usize = 8 * BLOCK_BYTES;
 
 fn writer(retention: Retention) -> LogWriter {
-    LogWriter::new(Region::new(REGION_BYTES).unwrap(), SHARD, 1, retention, 64 << 10)
+    LogWriter::new(Region::new(REGION_BYTES).unwrap(), SHARD, 1, LogOptions { retention, record_bytes_max: 64 << 10 })
 }
 
 /// A record of `length` bytes that tells its number.

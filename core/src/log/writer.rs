@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use antelog_protocol::wire::entry::{CRC_OFFSET, EntryHeader, EntryKind, HEADER_BYTES, span_bytes};
+use antelog_protocol::wire::node::Place;
 use antelog_protocol::{ClientId, Lsn, ShardId};
 
-use super::{BlockIndex, LogReader, Shared};
+use super::{LogReader, Shared, Verifier};
 use crate::crc::crc32c;
 use crate::mem::Region;
 
@@ -34,6 +35,15 @@ impl fmt::Display for Retention {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogFull;
 
+/// How a log is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct LogOptions {
+    /// What happens when the region is full.
+    pub retention: Retention,
+    /// Largest record in bytes.
+    pub record_bytes_max: usize,
+}
+
 /// Writes a shard's entries, chains their CRCs, and frees room by the retention rule.
 #[derive(Debug)]
 pub struct LogWriter {
@@ -54,24 +64,54 @@ pub struct LogWriter {
 
 impl LogWriter {
     /// An empty log in `region`, whose length is a multiple of the block size.
-    pub fn new(region: Arc<Region>, shard: ShardId, epoch: u32, retention: Retention, record_bytes_max: usize) -> Self {
-        assert!(super::region_bytes_valid(region.len()), "a log region is a multiple of the block size");
-        assert!(record_bytes_max <= region.len() / 4, "the largest record must fit four times into the region");
-        let index = BlockIndex::new(region.len());
-        let shared = Shared { region, index, head: AtomicU64::new(0), tail: AtomicU64::new(0) };
+    pub fn new(region: Arc<Region>, shard: ShardId, epoch: u32, options: LogOptions) -> LogWriter {
+        LogWriter::take_over(Verifier::new(region, shard), epoch, options)
+    }
+
+    /// Goes on where a log that was followed ends, in an epoch of its own.
+    pub fn take_over(log: Verifier, epoch: u32, options: LogOptions) -> LogWriter {
+        let LogOptions { retention, record_bytes_max } = options;
+        assert!(record_bytes_max <= log.region().len() / 4, "the largest record must fit four times into the region");
+        let Place { crc, at_bytes: tail, lsn: next_lsn, .. } = log.place();
         LogWriter {
-            shared: Arc::new(shared),
-            shard,
+            shared: log.shared().clone(),
+            shard: log.shard(),
             epoch,
             retention,
             record_bytes_max,
-            tail: 0,
-            head: 0,
-            next_lsn: Lsn(0),
-            crc: 0,
+            tail,
+            head: log.head(),
+            next_lsn,
+            crc,
             committed: Lsn(0),
             drained: u64::MAX,
         }
+    }
+
+    /// The log as one follows it that is not written any more, up to its last entry of which all slots are below `lsn`.
+    pub fn give_up(self, lsn: Lsn) -> Verifier {
+        let mut log = Verifier::with(self.shared.clone(), self.shard, self.place());
+        match log.place_before(lsn).or_else(|| log.first_place()) {
+            Some(place) => log.rewind(place),
+            None => log.restart(Place { epoch: self.epoch, crc: 0, at_bytes: self.tail, lsn: self.next_lsn }),
+        }
+        log
+    }
+
+    /// Where the log ends.
+    pub fn place(&self) -> Place {
+        Place { epoch: self.epoch, crc: self.crc, at_bytes: self.tail, lsn: self.next_lsn }
+    }
+
+    /// The first place whose entry is kept.
+    pub fn first_place(&self) -> Option<Place> {
+        self.shared.first_place(self.place())
+    }
+
+    /// Whether an entry begins at this place and is kept, or the log ends there.
+    pub fn has_place(&self, place: Place) -> bool {
+        let found = self.shared.place_before(place.lsn, self.place());
+        found.is_some_and(|found| Place { epoch: found.epoch, ..place } == found)
     }
 
     /// A reader for another thread.
@@ -211,7 +251,7 @@ impl LogWriter {
         let at = self.shared.place(self.tail);
         self.shared.region.put(at, &bytes);
         self.shared.region.put(at + HEADER_BYTES, payload);
-        self.shared.index.note(self.tail, header.lsn.0);
+        self.shared.index.note(self.tail, header.lsn.0, self.crc);
         self.crc = crc;
         self.tail += span as u64;
     }

@@ -1,7 +1,7 @@
 //! Messages between a gate and a shard of the same process, over two `spsc` queues, and the shard's published progress.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use antelog_protocol::wire::change::{ChangeOutcome, change_code, change_from, outcome_code, outcome_from};
 use antelog_protocol::wire::session::{refusal_code, refusal_from};
@@ -76,6 +76,22 @@ pub enum ToGate<'a> {
     Order {
         /// Its index.
         index: u64,
+        /// Its bytes.
+        entry: &'a [u8],
+    },
+    /// The order stream begins anew, with this many `SnapshotEntry` messages, and goes on behind `index`.
+    Snapshot {
+        /// Index of the last entry that the snapshot covers.
+        index: u64,
+        /// Positions below are bound.
+        base: Position,
+        /// The view.
+        view: u32,
+        /// Number of entries.
+        entries: u32,
+    },
+    /// An entry of a snapshot.
+    SnapshotEntry {
         /// Its bytes.
         entry: &'a [u8],
     },
@@ -195,6 +211,22 @@ pub fn order_head(index: u64) -> [u8; ORDER_HEAD_BYTES] {
     head
 }
 
+/// A `Snapshot` message.
+pub fn snapshot(index: u64, base: Position, view: u32, entries: u32) -> [u8; 32] {
+    let mut bytes = [0; 32];
+    bytes[0] = 6;
+    bytes[4..8].copy_from_slice(&view.to_le_bytes());
+    bytes[8..16].copy_from_slice(&index.to_le_bytes());
+    bytes[16..24].copy_from_slice(&base.0.to_le_bytes());
+    bytes[24..28].copy_from_slice(&entries.to_le_bytes());
+    bytes
+}
+
+/// The head of a snapshot's entry; the entry follows it.
+pub fn snapshot_entry() -> [u8; 8] {
+    [7, 0, 0, 0, 0, 0, 0, 0]
+}
+
 /// A `ReadIndexIs` message.
 pub fn read_index_is(token: u64, index: u64) -> [u8; 24] {
     let mut bytes = [0; 24];
@@ -235,6 +267,13 @@ pub fn to_gate(bytes: &[u8]) -> ToGate<'_> {
             Ok(outcome) => ToGate::ChangeIs { client: client_at(bytes, 8), token: u64_at(bytes, 24), outcome },
             Err(error) => unreachable!("a message to a gate says nothing of a change: {error}"),
         },
+        6 => ToGate::Snapshot {
+            index: u64_at(bytes, 8),
+            base: Position(u64_at(bytes, 16)),
+            view: u32_at(bytes, 4),
+            entries: u32_at(bytes, 24),
+        },
+        7 => ToGate::SnapshotEntry { entry: &bytes[8..] },
         tag => unreachable!("no message to a gate has the tag {tag}"),
     }
 }
@@ -243,6 +282,7 @@ pub fn to_gate(bytes: &[u8]) -> ToGate<'_> {
 #[derive(Debug, Default)]
 pub struct Progress {
     deliverable: AtomicU64,
+    serving: AtomicBool,
 }
 
 impl Progress {
@@ -250,6 +290,17 @@ impl Progress {
     #[inline]
     pub fn deliverable(&self) -> Lsn {
         Lsn(self.deliverable.load(Ordering::Acquire))
+    }
+
+    /// Whether the replica leads its shard, so that its log may be delivered and appends taken.
+    #[inline]
+    pub fn is_serving(&self) -> bool {
+        self.serving.load(Ordering::Acquire)
+    }
+
+    /// The replica leads its shard from now on, or does no more.
+    pub fn set_serving(&self, serving: bool) {
+        self.serving.store(serving, Ordering::Release);
     }
 
     /// Publishes the slot; entries below it are in the region.
@@ -264,6 +315,8 @@ impl Progress {
 pub struct ShardPort {
     /// The shard.
     pub shard: ShardId,
+    /// The replica's number in it.
+    pub replica: u16,
     /// Its log.
     pub log: LogReader,
     /// How far it may be delivered.
@@ -285,6 +338,14 @@ pub struct GatePort {
     pub answers: Producer,
     /// Wakes the gate when the progress moved and nothing was said.
     pub waker: Waker,
+    /// The gate follows the order stream through this replica.
+    pub relays: bool,
+}
+
+/// Says something to the gate. Answers fit by construction: appends are taken only while there is room for theirs (L4). A
+/// gate that has not drained megabytes of order entries hangs, and a node with a hung thread must stop.
+pub fn tell(answers: &mut Producer, parts: &[&[u8]]) {
+    assert!(answers.push(parts).is_ok(), "the gate's thread does not drain its queue");
 }
 
 #[cfg(test)]
@@ -317,6 +378,10 @@ mod tests {
         }
         let order = [&order_head(4)[..], &[1, 2]].concat();
         assert_eq!(to_gate(&order), ToGate::Order { index: 4, entry: &[1, 2] });
+        let base = Position(77);
+        let begun = ToGate::Snapshot { index: 3, base, view: 4, entries: 5 };
+        assert_eq!(to_gate(&snapshot(3, base, 4, 5)), begun);
+        assert_eq!(to_gate(&[&snapshot_entry()[..], &[8, 9]].concat()), ToGate::SnapshotEntry { entry: &[8, 9] });
         assert_eq!(to_gate(&read_index_is(1, 2)), ToGate::ReadIndexIs { token: 1, index: 2 });
         let asked = Change::Leave(ShardId(0x0102));
         assert_eq!(to_shard(&change(client, 8, asked)), ToShard::Change { client, token: 8, change: asked });

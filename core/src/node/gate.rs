@@ -14,7 +14,7 @@ use std::sync::mpsc::Sender;
 
 use antelog_protocol::ledger::{Applied, Ledger};
 use antelog_protocol::wire::order::OrderEntry;
-use antelog_protocol::{ClientId, Lsn};
+use antelog_protocol::{ClientId, Lsn, ShardId};
 
 pub(crate) use self::client::reply_bytes_max;
 use self::client::{Answer, Client, Outcome};
@@ -106,6 +106,32 @@ struct Common {
     /// A request did not fit into a port's queue: the port, and the bytes it needs.
     queue_full: Option<(usize, usize)>,
     counters: GateCounters,
+}
+
+/// Where a shard is served.
+enum Served {
+    /// By this process's replica at this port.
+    Here(usize),
+    /// By a replica of this process that is about to lead, or by nobody known.
+    Soon,
+    /// By another process.
+    Elsewhere,
+}
+
+impl Common {
+    /// Where a shard is served, by what the order log says of it.
+    fn served(&self, shard: ShardId) -> Served {
+        let ports = || self.ports.iter().enumerate().filter(|(_, p)| p.shard == shard);
+        if let Some((port, _)) = ports().find(|(_, p)| p.progress.is_serving()) {
+            return Served::Here(port);
+        }
+        let primary = self.ledger.membership(shard).filter(|m| !m.has_failed()).map(|m| m.primary);
+        match ports().next() {
+            None => Served::Elsewhere,
+            Some(_) if primary.is_none_or(|primary| ports().any(|(_, p)| p.replica == primary)) => Served::Soon,
+            Some(_) => Served::Elsewhere,
+        }
+    }
 }
 
 /// See the module's text.
@@ -256,6 +282,16 @@ impl<T: Transport> GateAgent<T> {
                         follow(&mut self.common.ledger, &mut self.common.relay, index, entry);
                     }
                     ToGate::Order { .. } => {}
+                    ToGate::Snapshot { index, base, view, .. } => {
+                        self.common.ledger = Ledger::at(index, base, view, self.common.config.free_cuts_max);
+                        self.common.relay = OrderLog::new(index, RELAY_ENTRIES_MAX, RELAY_BYTES_MAX);
+                    }
+                    ToGate::SnapshotEntry { entry } => {
+                        let applied = OrderEntry::decode(entry).map(|e| self.common.ledger.apply_snapshot(&e));
+                        if !matches!(applied, Ok(Ok(_))) {
+                            panic!("gate: a snapshot that its replica took cannot be applied: {applied:?}");
+                        }
+                    }
                     ToGate::ReadIndexIs { token, index } => {
                         // Tokens are sent in order, so an answer is good for every older question too.
                         for question in self.common.tails.iter_mut().filter(|q| q.token <= token) {

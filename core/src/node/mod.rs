@@ -1,14 +1,13 @@
 //! A node: agents with duty cycles, the threads they run on, and how those wait for work.
 //!
 //! * [`agent`] — what an agent is; a group of agents that one thread, or the caller, drives.
-//! * [`shard`], [`backup`], [`sequencer`], [`gate`] — the agents of a cluster.
+//! * [`replica`], [`sequencer`], [`gate`] — the agents of a cluster.
 //! * [`group`] — which entries of the order log are committed: one sequencer, or several that agree.
 //! * [`bus`], [`mailbox`] — how they reach each other inside a process.
 //! * [`mod@launch`] — starts, pins, watches and stops the threads. [`mod@plan`] — which agent runs on which thread and core.
 //! * [`idle`] — spinning, yielding and parking. [`clock`] — the time that duty cycles are given.
 
 pub mod agent;
-pub mod backup;
 pub mod bus;
 pub mod clock;
 pub mod gate;
@@ -18,8 +17,8 @@ pub mod launch;
 pub mod mailbox;
 pub mod order_log;
 pub mod plan;
+pub mod replica;
 pub mod sequencer;
-pub mod shard;
 
 pub use agent::{Agent, AgentBuilder, Invoked};
 pub use clock::now_ns;

@@ -28,7 +28,7 @@ use super::agent::Agent;
 use super::group::{Group, GroupParts, RaftGroup};
 use super::mailbox::{Admission, Mailbox, Notice};
 use super::order_log::OrderLog;
-use super::shard::CHANGES_MAX;
+use super::replica::CHANGES_MAX;
 use crate::counters::{Counter, Counters};
 use crate::transport::{DownReason, Event, MessageHandle, PeerId, Transport};
 
@@ -197,7 +197,7 @@ impl<T: Transport> SequencerAgent<T> {
         for at in 0..count {
             match self.events[at] {
                 Event::Received { peer, message } => self.on_message(now_ns, peer, message),
-                Event::PeerDown { peer, reason } => self.on_down(peer, reason),
+                Event::PeerDown { peer, reason } => self.on_down(now_ns, peer, reason),
                 Event::Notified { .. } | Event::Placed { .. } => {}
             }
         }
@@ -206,7 +206,7 @@ impl<T: Transport> SequencerAgent<T> {
 
     fn on_message(&mut self, now_ns: u64, peer: PeerId, handle: MessageHandle) {
         if let Some(member) = self.member(peer) {
-            self.on_group_message(peer, member, handle);
+            self.on_group_message(now_ns, peer, member, handle);
             return self.commit(now_ns);
         }
         let message = match NodeMessage::decode(self.transport.message(handle)) {
@@ -233,7 +233,7 @@ impl<T: Transport> SequencerAgent<T> {
             Some(Heard::ReadIndex(_) | Heard::Change(..)) if !leads => {}
             _ => {
                 self.transport.fence(peer);
-                self.on_down(peer, DownReason::Protocol);
+                self.on_down(now_ns, peer, DownReason::Protocol);
             }
         }
     }
@@ -267,14 +267,12 @@ impl<T: Transport> SequencerAgent<T> {
         if planted(Mutant::CountRepeatedReports) && came_back {
             report.point = self.sequencer.ledger().point_after(report.point, 1).unwrap_or(report.point);
         }
-        if report.replica == 0 {
-            let (sequencer, mut effects) = self.split();
-            sequencer.on_report(now_ns, &report, &mut effects);
-            self.commit(now_ns);
-        }
+        let (sequencer, mut effects) = self.split();
+        sequencer.on_report(now_ns, &report, &mut effects);
+        self.commit(now_ns);
     }
 
-    fn on_down(&mut self, peer: PeerId, reason: DownReason) {
+    fn on_down(&mut self, now_ns: u64, peer: PeerId, reason: DownReason) {
         match (self.member(peer), &mut self.group) {
             (Some(member), Group::Raft(group)) => group.disconnected(member),
             (Some(_), Group::Alone) => {}
@@ -282,9 +280,15 @@ impl<T: Transport> SequencerAgent<T> {
                 let follower = &mut self.followers[usize::from(peer.0)];
                 (follower.connected, follower.next, follower.read_index) = (false, None, None);
                 follower.changes.clear();
+                let Replica { shard, replica, .. } = follower.replica;
                 self.asking.retain(|(asking, ..)| *asking != peer);
+                if self.leads().is_some() {
+                    let (sequencer, mut effects) = self.split();
+                    sequencer.on_replica_down(now_ns, shard, replica, &mut effects);
+                }
             }
         }
+        self.commit(now_ns);
         // The control thread may be gone already when the node stops.
         let _ = self.notices.send(Notice::PeerDown { agent: self.name.clone(), peer, reason });
     }
@@ -346,6 +350,12 @@ impl<T: Transport> Agent for SequencerAgent<T> {
             Group::Raft(group) => group.deadline_ns(),
         };
         Some(self.sequencer.deadline_ns().min(group_ns)).filter(|d| *d != u64::MAX)
+    }
+
+    fn stop(&mut self, _now_ns: u64) {
+        if let Group::Raft(group) = &mut self.group {
+            group.close();
+        }
     }
 
     fn wait_fds(&self, fds: &mut Vec<RawFd>) {

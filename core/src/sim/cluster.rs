@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use antelog_protocol::ShardId;
 use antelog_protocol::sequencer::{MemberConfig, SequencerConfig};
 use antelog_protocol::shard::ShardConfig;
 use antelog_protocol::wire::session::ClusterMap;
+use antelog_protocol::{ReplicaId, ShardId};
 
 use super::control::Line;
 use super::knobs::Knobs;
@@ -16,24 +16,21 @@ use super::network::{LinkKind, Shared, SimTransport};
 use super::overlay::{LinkOf, Overlay};
 use super::rng::Rng;
 use super::tap::{Role, Tap};
-use crate::channel::mirror::{CONTROL_BYTES, Mirror};
 use crate::channel::spsc;
 use crate::counters::Counters;
-use crate::log::LogWriter;
+use crate::log::{LogOptions, Verifier};
 use crate::mem::Region;
-use crate::node::backup::{BackupAgent, BackupParts, PRIMARY};
 use crate::node::bus::{GatePort, Progress, ShardPort};
 use crate::node::gate::{GateAgent, GateConfig, GateParts};
 use crate::node::mailbox::{Admission, MailSender, Mailbox, Notice, mailbox};
+use crate::node::replica::{PEERS_MAX, ReplicaAgent, ReplicaParts, replica_name, replica_peer, sequencer_peer};
 use crate::node::sequencer::{Replica, SequencerAgent, SequencerParts};
-use crate::node::shard::{SEQUENCER, ShardAgent, ShardParts};
 use crate::node::{Agent, Waker};
 use crate::transport::{PeerId, Transport};
 
 /// An agent of the cluster.
 pub(super) enum Runner<T: Transport> {
-    Shard(Box<ShardAgent<Tap<T>>>),
-    Backup(Box<BackupAgent<Tap<T>>>),
+    Replica(Box<ReplicaAgent<Tap<T>>>),
     Gate(Box<GateAgent<Tap<T>>>),
     Sequencer(Box<SequencerAgent<Tap<T>>>),
 }
@@ -41,8 +38,7 @@ pub(super) enum Runner<T: Transport> {
 impl<T: Transport> Runner<T> {
     pub(super) fn agent(&mut self) -> &mut dyn Agent {
         match self {
-            Runner::Shard(agent) => &mut **agent,
-            Runner::Backup(agent) => &mut **agent,
+            Runner::Replica(agent) => &mut **agent,
             Runner::Gate(agent) => &mut **agent,
             Runner::Sequencer(agent) => &mut **agent,
         }
@@ -71,15 +67,17 @@ impl<T: Transport> Cluster<T> {
         self.threads.iter().position(|agents| agents.contains(&agent)).unwrap_or(0)
     }
 
-    /// On an idle log: a backup that has not verified exactly what its primary has appended. Nothing that clients see
-    /// depends on it while no backup is promoted.
+    /// On an idle log: a replica that has not verified exactly what its shard's primary has appended.
     pub(super) fn wrongly_verified(&self) -> Option<String> {
         let counts: BTreeMap<String, u64> = self.counters.iter().flat_map(Counters::snapshot).collect();
-        counts.iter().find_map(|(name, verified)| {
-            let backup = name.strip_suffix(".verified_lsn")?;
-            let shard = backup.strip_prefix("backup-")?.split('-').next()?;
-            let appended = counts.get(&format!("shard-{shard}.appended_lsn"))?;
-            (verified != appended).then(|| format!("{backup} has verified {verified} slots of {appended}"))
+        let of = |agent: &str, counter: &str| counts.get(&format!("{agent}.{counter}")).copied();
+        let agents = || counts.keys().filter_map(|name| name.strip_suffix(".is_primary"));
+        let primaries = agents().filter(|agent| of(agent, "is_primary") == Some(1));
+        let appended: BTreeMap<&str, u64> =
+            primaries.filter_map(|agent| Some((agent.rsplit_once('-')?.0, of(agent, "appended_lsn")?))).collect();
+        agents().filter(|agent| of(agent, "is_primary") == Some(0)).find_map(|agent| {
+            let (verified, appended) = (of(agent, "verified_lsn")?, appended.get(agent.rsplit_once('-')?.0)?);
+            (verified != *appended).then(|| format!("{agent} has verified {verified} slots of {appended}"))
         })
     }
 }
@@ -96,19 +94,27 @@ pub(super) fn protocol_configs(knobs: &Knobs) -> (SequencerConfig, Vec<ShardConf
         beat: policy.beat,
         shards: (0..knobs.shards)
             .zip(&knobs.quotas)
-            .map(|(id, quota)| MemberConfig { shard: ShardId(id), quota: *quota, standby: policy.stands_by(id) })
+            .map(|(id, quota)| MemberConfig {
+                shard: ShardId(id),
+                quota: *quota,
+                standby: policy.stands_by(id),
+                replicas: 1 + knobs.backups,
+            })
             .collect(),
         adaptive_quotas: policy.adaptive_quotas,
         target_pace_ns: policy.target_pace_ns,
         prefix_pace_ns: policy.prefix_pace_ns,
         late_ticks: policy.late_ticks,
         ground_windows: policy.ground_windows,
+        suspect_ns: knobs.suspect_ns,
+        lost_grace_ns: knobs.lost_grace_ns,
+        members: 1 + knobs.backups,
         free_cuts_max: knobs.free_cuts_max,
     };
     let shard = |shard| ShardConfig {
         shard: ShardId(shard),
+        replica: ReplicaId::default(),
         epoch: 0,
-        backups: knobs.backups.into(),
         tick_ns: knobs.tick_ns,
         tick_phase_ns: rng.below(knobs.tick_ns),
         beat: policy.beat,
@@ -132,16 +138,15 @@ struct Places {
 }
 
 impl Places {
-    /// Agents are numbered: primaries, gates, backups by shard, the sequencer.
+    /// Agents are numbered: replicas by shard, gates, the sequencer.
     fn new(knobs: &Knobs, wake: &impl Fn(usize) -> Waker) -> Places {
-        let (shards, processes) = (usize::from(knobs.shards), usize::from(knobs.processes));
+        let processes = usize::from(knobs.processes);
         let agents = knobs.agents();
-        let backups = shards * usize::from(knobs.backups);
+        let (members, replicas) = (usize::from(1 + knobs.backups), knobs.replicas());
         let process = |agent: usize| match agent {
-            _ if agent < shards => agent % processes,
-            _ if agent < shards + processes => agent - shards,
             // A backup lives beside another process's primaries, if there is another.
-            _ if agent < shards + processes + backups => (agent + 1) % processes,
+            _ if agent < replicas => (agent / members + agent % members) % processes,
+            _ if agent < replicas + processes => agent - replicas,
             _ if processes == 1 => 0,
             _ => processes,
         };
@@ -183,25 +188,25 @@ pub(super) fn build<O: Overlay>(
     let (mails, counters, lines, regions) = (vec![], vec![], vec![], vec![]);
     let mut builder = Builder { knobs, network, overlay, notices, places, mails, counters, lines, regions };
     let (sequencer_config, shard_configs) = protocol_configs(knobs);
-    let (shards, processes) = (usize::from(knobs.shards), usize::from(knobs.processes));
+    let processes = usize::from(knobs.processes);
     let (mut runners, mut ports) = (Vec::new(), Vec::new());
     ports.resize_with(processes, Vec::new);
     for config in shard_configs {
-        let (runner, port) = builder.shard(config)?;
-        ports[runners.len() % processes].push(port);
-        runners.push(runner);
+        builder.regions.push(Vec::new());
+        for number in 0..=knobs.backups {
+            let process = (usize::from(config.shard.0) + usize::from(number)) % processes;
+            let (runner, port) = builder.replica(config.clone(), number, process, ports[process].is_empty())?;
+            ports[process].push(port);
+            runners.push(runner);
+        }
     }
+    let first_gate = runners.len();
     for ports in ports {
         runners.push(builder.gate(runners.len(), ports));
     }
-    for shard in 0..knobs.shards {
-        for replica in 1..=knobs.backups {
-            runners.push(builder.backup(runners.len(), shard, replica)?);
-        }
-    }
     let sequencer = runners.len();
     runners.push(builder.sequencer(sequencer, sequencer_config));
-    let gates: Vec<usize> = (shards..shards + processes).collect();
+    let gates: Vec<usize> = (first_gate..first_gate + processes).collect();
     let map = ClusterMap {
         tick_ns: knobs.tick_ns,
         record_bytes_max: knobs.record_bytes_max,
@@ -235,17 +240,6 @@ impl<O: Overlay> Builder<'_, O> {
         Tap::new(self.overlay.transport(carrier, thread, peers_max), self.network, role, peers_max)
     }
 
-    /// Number of a replica at the sequencer, and its agent's.
-    fn replica(&self, shard: u16, replica: u16) -> (PeerId, usize) {
-        let (k, backups) = (usize::from(self.knobs.shards), usize::from(self.knobs.backups));
-        let first_backup = k + usize::from(self.knobs.processes);
-        let agent = match replica {
-            0 => shard.into(),
-            _ => first_backup + usize::from(shard) * backups + usize::from(replica) - 1,
-        };
-        (PeerId(shard * (1 + self.knobs.backups) + replica), agent)
-    }
-
     fn line(&mut self, caller: (usize, &str), to_peer: PeerId, callee: usize, from_peer: PeerId, kind: LinkKind) {
         let (caller, name) = (caller.0, caller.1.to_owned());
         let pause_ns = self.knobs.backoff_ns;
@@ -253,38 +247,50 @@ impl<O: Overlay> Builder<'_, O> {
         self.lines.push(Line { caller, caller_name: name, to_peer, callee, from_peer, kind, pause_ns, ends });
     }
 
-    fn shard(&mut self, config: ShardConfig) -> std::io::Result<(Runner<O::Transport>, ShardPort)> {
-        let shard = config.shard;
-        let (agent, knobs) = (usize::from(shard.0), self.knobs);
-        let gate = usize::from(knobs.shards) + agent % usize::from(knobs.processes);
-        let name = format!("shard-{shard}");
+    fn replica(
+        &mut self,
+        config: ShardConfig,
+        number: u16,
+        process: usize,
+        relays: bool,
+    ) -> std::io::Result<(Runner<O::Transport>, ShardPort)> {
+        let (knobs, shard) = (self.knobs, config.shard);
+        let agent = knobs.replica(shard.0, number);
+        let own = ReplicaId { number, incarnation: 1 + agent as u64 };
+        let config = ShardConfig { replica: own, ..config };
+        let name = replica_name(shard, number);
         let region = Region::new(knobs.region_bytes)?;
-        self.regions.push(vec![region.clone()]);
-        let log = LogWriter::new(region.clone(), shard, 0, knobs.retention, knobs.record_bytes_max as usize);
-        let (shard_waker, gate_waker) = (self.places.waker(agent), self.places.waker(gate));
-        let (requests, mut shard_requests) = spsc::channel(knobs.requests_bytes, shard_waker.clone())?;
+        self.regions[usize::from(shard.0)].push(region.clone());
+        let log = Verifier::new(region.clone(), shard);
+        let (replica_waker, gate_waker) = (self.places.waker(agent), self.places.waker(knobs.replicas() + process));
+        let (requests, mut shard_requests) = spsc::channel(knobs.requests_bytes, replica_waker.clone())?;
         let (shard_answers, mut answers) = spsc::channel(knobs.answers_bytes, gate_waker.clone())?;
         shard_requests.set_producer_waker(gate_waker.clone());
-        answers.set_producer_waker(shard_waker);
+        answers.set_producer_waker(replica_waker);
         let progress = Arc::new(Progress::default());
-        let port = ShardPort { shard, log: log.reader(), progress: progress.clone(), requests, answers };
-        let gate = GatePort { progress, requests: shard_requests, answers: shard_answers, waker: gate_waker };
-        let mut transport =
-            self.transport(agent, 1 + usize::from(knobs.backups), Role::Follower { leader: SEQUENCER, number: agent });
-        let source = transport.register(region.clone());
-        let (at_sequencer, _) = self.replica(shard.0, 0);
-        let sequencer = knobs.agents() - 1;
-        self.line((agent, &name), SEQUENCER, sequencer, at_sequencer, LinkKind::Order);
-        let mut mirrors = Vec::new();
-        for number in 1..=knobs.backups {
-            mirrors.push(Mirror::new(PeerId(number), source, region.len(), Region::new(CONTROL_BYTES)?));
-            let (_, backup) = self.replica(shard.0, number);
-            self.line((agent, &name), PeerId(number), backup, PRIMARY, LinkKind::Replication);
+        let port =
+            ShardPort { shard, replica: number, log: log.reader(), progress: progress.clone(), requests, answers };
+        let gate = GatePort { progress, requests: shard_requests, answers: shard_answers, waker: gate_waker, relays };
+        let role = Role::Follower { leader: sequencer_peer(0), number: agent };
+        let mut transport = self.transport(agent, PEERS_MAX, role);
+        let source = transport.register(region);
+        self.line((agent, &name), sequencer_peer(0), knobs.agents() - 1, PeerId(agent as u16), LinkKind::Order);
+        for higher in number + 1..=knobs.backups {
+            let callee = knobs.replica(shard.0, higher);
+            self.line((agent, &name), replica_peer(higher), callee, replica_peer(number), LinkKind::Replication);
         }
-        let (mailbox, counters) = (self.mailbox(agent), self.counters(&name));
-        let notices = self.notices.clone();
-        let parts = ShardParts { config, report_delay_ns: 0, log, mirrors, gate, mailbox, notices, counters };
-        Ok((Runner::Shard(Box::new(ShardAgent::new(parts, transport))), port))
+        let parts = ReplicaParts {
+            config,
+            replicas: 1 + knobs.backups,
+            report_delay_ns: 0,
+            options: LogOptions { retention: knobs.retention, record_bytes_max: knobs.record_bytes_max as usize },
+            log,
+            gate,
+            mailbox: self.mailbox(agent),
+            notices: self.notices.clone(),
+            counters: self.counters(&name),
+        };
+        Ok((Runner::Replica(Box::new(ReplicaAgent::new(parts, source, transport)?)), port))
     }
 
     fn gate(&mut self, agent: usize, ports: Vec<ShardPort>) -> Runner<O::Transport> {
@@ -301,27 +307,6 @@ impl<O: Overlay> Builder<'_, O> {
         let (mailbox, counters) = (self.mailbox(agent), self.counters("gate"));
         let parts = GateParts { config, ports, mailbox, notices: self.notices.clone(), counters };
         Runner::Gate(Box::new(GateAgent::new(parts, transport)))
-    }
-
-    fn backup(&mut self, agent: usize, shard: u16, replica: u16) -> std::io::Result<Runner<O::Transport>> {
-        let name = format!("backup-{shard}-{replica}");
-        let region = Region::new(self.knobs.region_bytes)?;
-        self.regions[usize::from(shard)].push(region.clone());
-        let (at_sequencer, _) = self.replica(shard, replica);
-        let sequencer = self.knobs.agents() - 1;
-        self.line((agent, &name), SEQUENCER, sequencer, at_sequencer, LinkKind::Order);
-        let parts = BackupParts {
-            shard: ShardId(shard),
-            replica,
-            region,
-            report_every_ns: self.knobs.report_every_ns,
-            free_cuts_max: self.knobs.free_cuts_max,
-            mailbox: self.mailbox(agent),
-            notices: self.notices.clone(),
-            counters: self.counters(&name),
-        };
-        let transport = self.transport(agent, 2, Role::Follower { leader: SEQUENCER, number: agent });
-        Ok(Runner::Backup(Box::new(BackupAgent::new(parts, transport)?)))
     }
 
     fn sequencer(&mut self, agent: usize, config: SequencerConfig) -> Runner<O::Transport> {

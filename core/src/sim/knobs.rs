@@ -141,6 +141,10 @@ pub struct Knobs {
     pub tick_ns: u64,
     /// Reports are repeated this often, in nanoseconds.
     pub report_every_ns: u64,
+    /// Who is not heard for this long is lost, in nanoseconds.
+    pub suspect_ns: u64,
+    /// A lost connection that nobody can speak for has this long to come back, in nanoseconds.
+    pub lost_grace_ns: u64,
     /// Quota of each shard.
     pub quotas: Vec<u32>,
     /// Largest record, in bytes.
@@ -222,6 +226,8 @@ impl Knobs {
             window_cuts: rng.scale(1, 100) as u32,
             tick_ns,
             report_every_ns: rng.scale(2_000_000, 50_000_000),
+            suspect_ns: 400_000_000,
+            lost_grace_ns: 200_000_000,
             quotas: draw_quotas(rng, shards, load.rate_per_s, tick_ns),
             record_bytes_max,
             region_bytes,
@@ -257,7 +263,17 @@ impl Knobs {
 
     /// Backups, primaries, gates and the sequencer: how many agents there are.
     pub fn agents(&self) -> usize {
-        usize::from(self.shards) * usize::from(1 + self.backups) + usize::from(self.processes) + 1
+        self.replicas() + usize::from(self.processes) + 1
+    }
+
+    /// Replicas of all shards, which are the first agents.
+    pub fn replicas(&self) -> usize {
+        usize::from(self.shards) * usize::from(1 + self.backups)
+    }
+
+    /// A replica's number among the agents.
+    pub fn replica(&self, shard: u16, number: u16) -> usize {
+        usize::from(shard) * usize::from(1 + self.backups) + usize::from(number)
     }
 }
 

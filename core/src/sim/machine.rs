@@ -47,7 +47,7 @@ pub struct Turn {
 
 /// See the module's text.
 pub(super) struct Machine<O: Overlay> {
-    knobs: Rc<Knobs>,
+    pub(super) knobs: Rc<Knobs>,
     pub(super) network: Shared,
     pub(super) overlay: Rc<RefCell<O>>,
     /// The overlay's next step is planned.

@@ -96,15 +96,17 @@ impl Stage {
 
     /// From now on the primary of a shard holds every report back this long, in nanoseconds.
     pub fn hold_reports(&mut self, shard: u16, delay_ns: u64) {
-        if let Runner::Shard(agent) = &mut self.machine.cluster.runners[usize::from(shard)] {
-            agent.set_report_delay(delay_ns);
+        let agent = self.machine.knobs.replica(shard, 0);
+        if let Runner::Replica(replica) = &mut self.machine.cluster.runners[agent] {
+            replica.set_report_delay(delay_ns);
         }
     }
 
     /// The thread of a shard's primary does nothing for so many nanoseconds, as if another program had its core.
     pub fn stall(&mut self, shard: u16, for_ns: u64) {
         let now_ns = self.machine.network.borrow().now_ns;
-        let Some(thread) = self.machine.threads.iter().position(|t| t.agents.contains(&usize::from(shard))) else {
+        let agent = self.machine.knobs.replica(shard, 0);
+        let Some(thread) = self.machine.threads.iter().position(|t| t.agents.contains(&agent)) else {
             return;
         };
         self.machine.stall(thread, now_ns + for_ns);

@@ -3,7 +3,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::Slot;
+use super::{Failed, Slot};
 use crate::mutant::{Mutant, planted};
 use crate::types::{CutPoint, Lsn, Member, Position, ShardId, WindowMode};
 use crate::wire::order::{Grant, GrantHead, Lsns};
@@ -33,6 +33,8 @@ pub(super) struct Span {
     row_base: Vec<u64>,
     /// A free span that a grant ended: no cut follows, wherever in its window that was.
     closed: bool,
+    /// Members whose slots from an lsn on are no-ops by decree: places in `members`.
+    lost: Vec<(usize, Lsn)>,
 }
 
 impl Span {
@@ -65,6 +67,7 @@ impl Span {
             rows_pushed: 0,
             row_base,
             closed: false,
+            lost: Vec::new(),
         }
     }
 
@@ -82,6 +85,26 @@ impl Span {
             self.windows += u64::from(grant.windows);
         }
         same
+    }
+
+    /// A member was lost as a whole: slots of this span that were granted and not bound by then never are.
+    pub(super) fn lose(&mut self, failed: &Failed) {
+        let concerned = self.mode == WindowMode::Fixed && self.start < failed.lease_end && self.end() > failed.from;
+        if let Some(index) = self.member_index(failed.shard).filter(|_| concerned) {
+            let member = &mut self.members[index];
+            member.first_lsn = member.first_lsn.min(failed.lsn);
+            self.lost.push((index, failed.lsn));
+        }
+    }
+
+    /// A slot of a member, or the first that was lost if that comes before.
+    fn kept(&self, index: usize, lsn: Lsn) -> Lsn {
+        self.lost.iter().filter(|(at, _)| *at == index).fold(lsn, |lsn, (_, first_lost)| lsn.min(*first_lost))
+    }
+
+    /// Whether positions are predetermined.
+    pub(super) fn is_fixed(&self) -> bool {
+        self.mode == WindowMode::Fixed
     }
 
     /// Number of the window after the last.
@@ -176,7 +199,7 @@ impl Span {
         let index = self.member_index(shard)?;
         let member = self.members[index];
         Some(match self.mode {
-            WindowMode::Fixed => member.first_lsn.plus(self.cuts_total() * u64::from(member.quota)),
+            WindowMode::Fixed => self.kept(index, member.first_lsn.plus(self.cuts_total() * u64::from(member.quota))),
             WindowMode::Free => Lsn(self.last_row()[1 + index]),
         })
     }
@@ -195,7 +218,7 @@ impl Span {
         Some(match self.mode {
             WindowMode::Fixed => {
                 let partly = index < usize::from(point.prefix) && cuts < self.cuts_total();
-                member.first_lsn.plus((cuts + u64::from(partly)) * u64::from(member.quota))
+                self.kept(index, member.first_lsn.plus((cuts + u64::from(partly)) * u64::from(member.quota)))
             }
             WindowMode::Free => Lsn(self.row(cuts)?[1 + index]),
         })
@@ -226,6 +249,9 @@ impl Span {
         let index = self.member_index(shard)?;
         let member = self.members[index];
         let slots = lsn.0.checked_sub(member.first_lsn.0)?;
+        if self.kept(index, lsn.plus(1)) <= lsn {
+            return None;
+        }
         match self.mode {
             WindowMode::Fixed => {
                 let quota = u64::from(member.quota);
@@ -286,7 +312,7 @@ impl Span {
                 let n = inside.saturating_sub(self.before[index]).min(member.quota.into());
                 let slots = cut * u64::from(member.quota) + n;
                 // At the very end the first slot is the next span's, if it is known.
-                (cut < self.cuts_total()).then(|| member.first_lsn.plus(slots))
+                (cut < self.cuts_total()).then(|| self.kept(index, member.first_lsn.plus(slots)))
             }
             WindowMode::Free => {
                 let row = self.row_partition(|row| row[0] <= position.0);

@@ -6,7 +6,10 @@ use alloc::vec::Vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::wire::order::{ORDER_ENTRY_BYTES_MAX, encode_free_cut, encode_view_change};
+use crate::wire::order::{
+    ORDER_ENTRY_BYTES_MAX, ShardChangeHead, encode_cut, encode_free_cut, encode_grant, encode_shard_change,
+    encode_view_change,
+};
 
 fn member(shard: u16, quota: u32, first_lsn: u64) -> Member {
     Member { shard: ShardId(shard), quota, first_lsn: Lsn(first_lsn), open: true }
@@ -275,4 +278,100 @@ proptest! {
             prop_assert_eq!(joined.position(slot.shard, slot.lsn), Some(Position(position as u64)));
         }
     }
+}
+
+fn members(ledger: &mut Ledger, shard: u16, change: u32, epoch: u32, primary: u16, numbers: &[u16]) -> Applied {
+    let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+    let head = ShardChangeHead { view: ledger.view(), shard: ShardId(shard), change, epoch, primary };
+    let members: Vec<_> =
+        numbers.iter().map(|n| crate::ReplicaId { number: *n, incarnation: 70 + u64::from(*n) }).collect();
+    let len = encode_shard_change(&mut buffer, head, &members);
+    apply(ledger, &buffer[..len]).unwrap()
+}
+
+#[test]
+fn a_change_of_members_is_void_unless_it_names_its_predecessor() {
+    let mut ledger = Ledger::new(8);
+    let a = ShardId(0);
+    assert_eq!(ledger.membership(a), None);
+    assert_eq!(members(&mut ledger, 0, 1, 1, 0, &[0, 1]), Applied::MembersChanged(a));
+    assert_eq!(members(&mut ledger, 0, 1, 1, 0, &[0]), Applied::Void, "an old one again");
+    assert_eq!(members(&mut ledger, 0, 3, 1, 0, &[0]), Applied::Void, "one is missing");
+    assert_eq!(members(&mut ledger, 0, 2, 1, 1, &[1]), Applied::Void, "another primary in the same epoch");
+    assert_eq!(members(&mut ledger, 0, 2, 2, 0, &[0]), Applied::Void, "another epoch of the same primary");
+    assert_eq!(members(&mut ledger, 0, 2, 2, 1, &[1]), Applied::MembersChanged(a));
+    let now = ledger.membership(a).unwrap();
+    assert_eq!((now.change, now.epoch, now.primary, now.members.len()), (2, 2, 1, 1));
+    assert!(now.holds(crate::ReplicaId { number: 1, incarnation: 71 }));
+    assert!(!now.holds(crate::ReplicaId { number: 1, incarnation: 72 }), "a reborn replica is another one");
+}
+
+/// Quotas 2 and 1, windows of 10 cuts: cut `c` covers a a b at 3c, 3c + 1, 3c + 2. Two windows are granted when `b` is lost in
+/// cut 3, of which `a`'s part is bound: position 11 on, slot 3 of `b`.
+fn lost() -> Ledger {
+    let mut ledger = Ledger::new(8);
+    members(&mut ledger, 0, 1, 1, 0, &[0]);
+    members(&mut ledger, 1, 1, 1, 0, &[0, 1]);
+    grant(&mut ledger, WindowMode::Fixed, 0, 10, 0, &[member(0, 2, 0), member(1, 1, 0)]);
+    grant(&mut ledger, WindowMode::Fixed, 1, 10, 30, &[member(0, 2, 20), member(1, 2, 10)]);
+    cut(&mut ledger, 0, 3, 1);
+    let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+    let len = encode_view_change(&mut buffer, 1, ShardId(1));
+    assert_eq!(apply(&mut ledger, &buffer[..len]), Ok(Applied::ViewChanged));
+    ledger
+}
+
+#[test]
+fn a_lost_shard_keeps_what_is_bound_and_goes_on_there_when_it_returns() {
+    let (a, b) = (ShardId(0), ShardId(1));
+    let mut ledger = lost();
+    let failed = Failed { shard: b, view: 1, from: Position(11), lease_end: Position(70), lsn: Lsn(3) };
+    assert_eq!(ledger.failed().copied().collect::<Vec<_>>(), [failed]);
+    assert!(ledger.has_failed(b) && !ledger.has_failed(a));
+    assert_eq!(ledger.position(b, Lsn(2)), Some(Position(8)), "bound");
+    assert_eq!(ledger.position(b, Lsn(3)), None, "void");
+    assert_eq!(ledger.position(b, Lsn(12)), None, "void in the next window too");
+    assert_eq!(ledger.position(a, Lsn(25)), Some(Position(39)), "live shards keep their positions");
+    assert_eq!(ledger.granted_lsn(b), Lsn(3));
+    // Cuts go on over the void slots.
+    assert_eq!(cut(&mut ledger, 1, 2, 0), Applied::Bound);
+    assert_eq!((ledger.committed(), ledger.committed_lsn(a), ledger.committed_lsn(b)), (Position(38), Lsn(24), Lsn(3)));
+    // The shard has no slots until it returns; then its next slot is the first that was not bound.
+    grant(&mut ledger, WindowMode::Fixed, 2, 10, 70, &[member(0, 2, 40), member(1, 0, 3)]);
+    assert_eq!(members(&mut ledger, 1, 3, 1, 0, &[0]), Applied::Void, "who returns begins an epoch");
+    assert_eq!(members(&mut ledger, 1, 3, 2, 1, &[1]), Applied::MembersChanged(b));
+    assert!(!ledger.has_failed(b));
+    assert_eq!(ledger.membership(b).unwrap().since_failure, 3);
+    grant(&mut ledger, WindowMode::Fixed, 3, 10, 90, &[member(0, 2, 60), member(1, 1, 3)]);
+    assert_eq!(ledger.position(b, Lsn(3)), Some(Position(92)));
+    assert_eq!(ledger.position(b, Lsn(2)), Some(Position(8)));
+    assert_eq!(ledger.locate(Position(92)), Some(Slot { shard: b, lsn: Lsn(3) }));
+}
+
+#[test]
+fn a_snapshot_tells_of_members_and_of_what_is_void() {
+    let mut ledger = lost();
+    cut(&mut ledger, 0, 5, 0);
+    grant(&mut ledger, WindowMode::Fixed, 2, 10, 70, &[member(0, 2, 40), member(1, 0, 3)]);
+    members(&mut ledger, 1, 3, 2, 1, &[1]);
+    let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+    let mut entries = Vec::new();
+    let count = ledger.snapshot(&mut buffer, |entry| entries.push(entry.to_vec()));
+    assert_eq!(count as usize, entries.len());
+    let mut late = Ledger::at(ledger.applied_index(), ledger.snapshot_base(), ledger.view(), 8);
+    for entry in &entries {
+        late.apply_snapshot(&OrderEntry::decode(entry).unwrap()).unwrap();
+    }
+    assert_eq!(late.committed(), Position(15));
+    for shard in [ShardId(0), ShardId(1)] {
+        assert_eq!(late.membership(shard).map(|m| (m.change, m.epoch, m.members.clone())), {
+            ledger.membership(shard).map(|m| (m.change, m.epoch, m.members.clone()))
+        });
+        assert_eq!(late.committed_lsn(shard), ledger.committed_lsn(shard));
+        for lsn in 0..70 {
+            let known = ledger.position(shard, Lsn(lsn)).filter(|p| *p >= ledger.snapshot_base());
+            assert_eq!(late.position(shard, Lsn(lsn)), known, "shard {shard}, slot {lsn}");
+        }
+    }
+    grant(&mut late, WindowMode::Fixed, 3, 10, 90, &[member(0, 2, 60), member(1, 1, 3)]);
 }

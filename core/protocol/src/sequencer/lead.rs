@@ -34,7 +34,7 @@ impl Sequencer {
         self.leads = true;
         self.in_flight = false;
         self.cut_at_ns = now_ns;
-        if self.ledger.mode().is_some() {
+        if self.ledger.applied_index() > 0 {
             self.take_over(now_ns);
         }
         self.decide(now_ns, out);
@@ -54,28 +54,38 @@ impl Sequencer {
         (self.next_tick_ns, self.tick_due, self.watch_at_ns) = (None, false, None);
         self.asked = super::Asked::default();
         self.decided_at_ns = Some(now_ns);
-        let bound = CutPoint { prefix: 0, ..self.ledger.bound() };
+        // Who was not heard by this member has as much time as everybody else.
+        self.expect_replicas(now_ns);
+        let (bound, granted) = (CutPoint { prefix: 0, ..self.ledger.bound() }, self.ledger.granted_point());
         for at in 0..self.shards.len() {
-            let member = self.ledger.member(self.shards[at].shard).copied();
+            let shard = self.shards[at].shard;
+            let member = self.ledger.member(shard).copied();
+            let failed = self.ledger.has_failed(shard);
             let state = &mut self.shards[at];
-            state.since = self.ledger.listed_since(state.shard);
-            state.open = member.is_some_and(|m| m.open);
+            state.since = self.ledger.listed_since(shard);
+            state.open = !failed && member.is_some_and(|m| m.open);
             state.part = match member {
+                _ if failed => Part::Failed,
                 None if state.wanted => Part::In,
                 None => Part::Out,
                 Some(m) if m.open && state.wanted => Part::In,
-                // It was to be grounded, or is: it gets rid of what it holds, and comes back in time.
-                Some(_) if state.wanted => Part::Closing { leave: false },
+                // It is to be grounded: it gets rid of what it holds first.
+                Some(m) if state.wanted && m.quota > 0 => Part::Closing { leave: false },
+                // It is on the ground, or was lost and is back.
+                Some(_) if state.wanted => Part::In,
                 Some(m) if m.open || m.quota > 0 => Part::Closing { leave: true },
                 Some(_) => Part::Out,
             };
-            (self.change, self.rush) = match state.part {
-                Part::In if member.is_none() => (true, true),
-                _ => (self.change, self.rush),
-            };
+            self.change |= state.part == Part::In && !state.open;
+            self.rush |= state.part == Part::In && member.is_none();
+            (state.closed, state.fresh) = (failed, false);
+            if failed {
+                let kept = self.ledger.committed_lsn(shard);
+                (state.durable, state.appended) = (kept, kept);
+                state.point = state.point.max(granted);
+            }
             // Whatever is bound was reported.
             state.point = state.point.max(bound);
-            (state.closed, state.fresh) = (false, false);
             (state.arrivals, state.answers) = (Arrivals::unknown(), Answers::default());
             (state.returned_at_ns, state.grounded_before) = (0, 0);
             self.skip_windows_without_slots(at);

@@ -19,6 +19,8 @@ pub(super) enum Part {
     Out,
     /// A member.
     In,
+    /// It was lost as a whole and has not returned.
+    Failed,
     /// It takes no more appends and gets rid of what it holds.
     Closing {
         /// For good; otherwise to be grounded.
@@ -65,7 +67,7 @@ impl Sequencer {
     fn join(&mut self, shard: ShardId) {
         let Ok(at) = self.index_of(shard) else { return };
         self.shards[at].wanted = true;
-        if self.shards[at].part != Part::In {
+        if !matches!(self.shards[at].part, Part::In | Part::Failed) {
             self.shards[at].part = Part::In;
             self.shards[at].quota = self.shards[at].configured;
             // The edge is brought near, so that it need not wait for the windows that are granted.
@@ -76,7 +78,7 @@ impl Sequencer {
     fn leave(&mut self, now_ns: u64, shard: ShardId, out: &mut impl SequencerOut) {
         let Ok(at) = self.index_of(shard) else { return };
         self.shards[at].wanted = false;
-        if matches!(self.shards[at].part, Part::Out | Part::Closing { leave: true }) {
+        if matches!(self.shards[at].part, Part::Out | Part::Failed | Part::Closing { leave: true }) {
             return;
         }
         self.shards[at].part = Part::Closing { leave: true };
@@ -191,13 +193,17 @@ impl Sequencer {
         let close = matches!(state.part, Part::Closing { .. });
         let point = if close { self.ledger.granted_point() } else { self.target };
         let told = match state.part {
-            Part::Out | Part::Grounded { .. } => false,
+            Part::Out | Part::Failed | Part::Grounded { .. } => false,
             Part::Closing { .. } => self.ledger.mode() == Some(WindowMode::Fixed),
             Part::In => state.open && state.point < point && self.beat_asks(state, point),
         };
         if told {
             self.stats.targets += 1;
-            out.target(state.shard, Target { point, close, lead_ns: state.answers.lead_ns(self.config.tick_ns) });
+            out.target(
+                state.shard,
+                self.primary(state.shard),
+                Target { point, close, lead_ns: state.answers.lead_ns(self.config.tick_ns) },
+            );
             self.shards[at].answers.on_asked(now_ns, point);
         }
     }

@@ -126,6 +126,7 @@ impl Sequencer {
                 // What it appends before it hears of this needs a place too.
                 Part::Closing { .. } => drain.clamp(1, QUOTA_MAX),
                 Part::Grounded { .. } | Part::Out => drain.min(QUOTA_MAX),
+                Part::Failed => 0,
             };
             self.members.push(Member { shard: state.shard, quota, first_lsn, open: state.part == Part::In });
         }

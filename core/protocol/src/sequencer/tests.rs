@@ -17,7 +17,7 @@ impl SequencerOut for World {
         self.proposals.push(entry.to_vec());
     }
 
-    fn target(&mut self, shard: ShardId, target: Target) {
+    fn target(&mut self, shard: ShardId, _primary: u16, target: Target) {
         self.targets.push((shard.0, target.point));
     }
 }
@@ -28,7 +28,7 @@ fn sequencer(ordering: Ordering, window_cuts: u32) -> Sequencer {
 
 /// Three shards with quotas 2, 3, 2, a tick of 1000 ns, and nothing that adapts.
 fn config(ordering: Ordering, window_cuts: u32) -> SequencerConfig {
-    let shard = |id, quota| MemberConfig { shard: ShardId(id), quota, standby: false };
+    let shard = |id, quota| MemberConfig { shard: ShardId(id), quota, standby: false, replicas: 0 };
     SequencerConfig {
         tick_ns: 1000,
         tick_phase_ns: 300,
@@ -42,6 +42,9 @@ fn config(ordering: Ordering, window_cuts: u32) -> SequencerConfig {
         late_ticks: 4,
         ground_windows: 0,
         free_cuts_max: 64,
+        suspect_ns: 200_000_000,
+        lost_grace_ns: 5_000_000,
+        members: 2,
     }
 }
 

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use super::*;
 use crate::ledger::grant_head;
-use crate::types::Member;
+use crate::types::{Member, ReplicaId};
 use crate::wire::order::{ORDER_ENTRY_BYTES_MAX, encode_cut, encode_free_cut, encode_grant};
 
 const TICK: u64 = 1_000_000;
@@ -49,8 +49,8 @@ impl Rig {
     fn new() -> Rig {
         let config = ShardConfig {
             shard: ShardId(1),
-            epoch: 0,
-            backups: 1,
+            replica: ReplicaId { number: 0, incarnation: 1 },
+            epoch: 1,
             tick_ns: TICK,
             tick_phase_ns: 250_000,
             beat: Beat::Target,
@@ -63,7 +63,9 @@ impl Rig {
             session_remembered: 16,
             free_cuts_max: 16,
         };
-        Rig { shard: Shard::new(config), world: World::default(), index: 0, window: 0, mode: WindowMode::Fixed }
+        let (mut shard, mut world) = (Shard::new(config), World::default());
+        shard.set_counted(0, 0b10, &mut world);
+        Rig { shard, world, index: 0, window: 0, mode: WindowMode::Fixed }
     }
 
     fn granted() -> Rig {
@@ -104,7 +106,7 @@ impl Rig {
     }
 
     fn placed(&mut self, now: u64, lsn: u64) {
-        self.shard.on_placed(now, 0, Lsn(lsn), &mut self.world);
+        self.shard.on_placed(now, 1, Lsn(lsn), &mut self.world);
     }
 
     fn target(&mut self, now: u64, window: u64, cut: u32) {

@@ -2,10 +2,10 @@
 
 use super::change::{ChangeOutcome, change_code, change_from, outcome_code, outcome_from};
 use super::{DecodeError, Reader, Writer};
-use crate::types::{Change, ClientId, CutPoint, Lsn, ShardId};
+use crate::types::{Change, ClientId, CutPoint, Lsn, Position, ReplicaId, ShardId};
 
 /// Bytes that hold any node message but an order entry.
-pub const NODE_MESSAGE_BYTES_MAX: usize = 80;
+pub const NODE_MESSAGE_BYTES_MAX: usize = 112;
 
 /// Bytes before the entry in [`NodeMessage::Order`].
 pub const ORDER_HEAD_BYTES: usize = 16;
@@ -17,8 +17,18 @@ pub struct Report {
     pub shard: ShardId,
     /// The replica within the shard: 0 is the first primary.
     pub replica: u16,
-    /// The replica's epoch.
+    /// Which life the replica is in.
+    pub incarnation: u64,
+    /// The replica serves as primary.
+    pub primary: bool,
+    /// The replica's epoch: of the newest change of its shard's members that it has applied.
     pub epoch: u32,
+    /// That change's number.
+    pub change: u32,
+    /// Replicas of the shard that it has no connection to, by their numbers' bits.
+    pub lost: u8,
+    /// A replica that holds everything and waits to become a member, as the primary knows it.
+    pub joiner: Option<ReplicaId>,
     /// The replica's view.
     pub view: u32,
     /// Fixed windows: the last cut whose slots are all durable.
@@ -100,6 +110,77 @@ pub enum NodeMessage<'a> {
         /// The term.
         term: u64,
     },
+    /// Sequencer to a replica that is too far behind of the order stream: what follows begins anew, with this many
+    /// `SnapshotEntry` messages, and then goes on behind `index`.
+    Snapshot {
+        /// Index of the last entry that the snapshot covers.
+        index: u64,
+        /// Positions below are bound.
+        base: Position,
+        /// The view.
+        view: u32,
+        /// Number of entries.
+        entries: u32,
+    },
+    /// An entry of a snapshot.
+    SnapshotEntry {
+        /// The entry's bytes.
+        entry: &'a [u8],
+    },
+    /// Replica to replica of the same shard, first on every connection.
+    Greeting(Greeting),
+    /// Primary to a replica that is no member: take my log from here on. Nothing is written before `Started` answers it.
+    Start(Place),
+    /// The answer to `Start`.
+    Started(Place),
+    /// New primary to the other members: nothing of an older epoch may be written to you any more, and your log ends where
+    /// mine does.
+    Fence(Place),
+    /// The answer to `Fence`: it is so; the log is good up to this place.
+    Fenced(Place),
+    /// Primary to a replica that joins: a session of the duplicate table as of the place where it starts.
+    Session {
+        /// The session.
+        client: ClientId,
+        /// Its next number.
+        next_seq: u64,
+        /// The slot of its last record.
+        last_lsn: Lsn,
+    },
+}
+
+/// What replicas of a shard tell each other when they meet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Greeting {
+    /// Which life the sender is in.
+    pub incarnation: u64,
+    /// The newest epoch it knows.
+    pub epoch: u32,
+    /// Up to here its log holds nothing but what is bound: where it could begin to follow.
+    pub bound: Place,
+}
+
+/// A place in a shard's log: where an entry ends and the next begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// The epoch of the sender, or of the entry before.
+    pub epoch: u32,
+    /// CRC of the entry before: what the next one's is seeded with.
+    pub crc: u32,
+    /// Absolute offset in bytes.
+    pub at_bytes: u64,
+    /// Slot of the next entry.
+    pub lsn: Lsn,
+}
+
+impl Place {
+    fn encode(&self, w: &mut Writer<'_>) {
+        w.u32(self.epoch).u32(self.crc).u64(self.at_bytes).u64(self.lsn.0);
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Result<Place, DecodeError> {
+        Ok(Place { epoch: r.u32()?, crc: r.u32()?, at_bytes: r.u64()?, lsn: Lsn(r.u64()?) })
+    }
 }
 
 impl<'a> NodeMessage<'a> {
@@ -108,16 +189,17 @@ impl<'a> NodeMessage<'a> {
         let mut w = Writer::new(buffer);
         match self {
             NodeMessage::Report(report) => {
-                w.u8(1).u8(report.closed.into()).u16(report.shard.0).u16(report.replica).u16(report.point.prefix);
-                w.u32(report.epoch).u32(report.view).u64(report.point.window).u32(report.point.cut).u32(0);
+                let flags =
+                    u8::from(report.closed) | u8::from(report.primary) << 1 | u8::from(report.joiner.is_some()) << 2;
+                let joiner = report.joiner.unwrap_or_default();
+                w.u8(1).u8(flags).u16(report.shard.0).u16(report.replica).u16(report.point.prefix);
+                w.u32(report.epoch).u32(report.view).u64(report.point.window).u32(report.point.cut).u32(report.change);
+                w.u64(report.incarnation).u64(joiner.incarnation).u16(joiner.number).u8(report.lost).u8(0).u32(0);
                 w.u64(report.durable_lsn.0)
                     .u64(report.appended_lsn.0)
                     .u64(report.records_lsn.0)
                     .u64(report.records)
                     .u64(report.applied_index);
-            }
-            NodeMessage::Lead { term } => {
-                w.u64(8).u64(*term);
             }
             NodeMessage::Target(target) => {
                 w.u8(2).u8(target.close.into()).u16(target.point.prefix).u32(target.point.cut).u64(target.point.window);
@@ -140,6 +222,26 @@ impl<'a> NodeMessage<'a> {
                 let (code, shard, index) = outcome_code(*outcome);
                 w.u8(7).u8(0).u16(code).u16(shard).u16(0).u64(*token).u128(client.0).u64(index);
             }
+            NodeMessage::Lead { term } => {
+                w.u64(8).u64(*term);
+            }
+            NodeMessage::Snapshot { index, base, view, entries } => {
+                w.u64(9).u64(*index).u64(base.0).u32(*view).u32(*entries);
+            }
+            NodeMessage::SnapshotEntry { entry } => {
+                w.u64(10).bytes(entry);
+            }
+            NodeMessage::Greeting(greeting) => {
+                w.u64(11).u64(greeting.incarnation).u64(greeting.epoch.into());
+                greeting.bound.encode(&mut w);
+            }
+            NodeMessage::Start(place) => place.encode(w.u64(12)),
+            NodeMessage::Started(place) => place.encode(w.u64(13)),
+            NodeMessage::Fence(place) => place.encode(w.u64(14)),
+            NodeMessage::Fenced(place) => place.encode(w.u64(15)),
+            NodeMessage::Session { client, next_seq, last_lsn } => {
+                w.u64(16).u128(client.0).u64(*next_seq).u64(last_lsn.0);
+            }
         }
         w.len()
     }
@@ -152,11 +254,21 @@ impl<'a> NodeMessage<'a> {
         let mut r = Reader::new(bytes);
         let message = match r.u8()? {
             1 => {
-                let closed = flag(r.u8()?)?;
+                let flags = r.u8()?;
                 let (shard, replica, prefix) = (ShardId(r.u16()?), r.u16()?, r.u16()?);
-                let (epoch, view, window, cut) = (r.u32()?, r.u32()?, r.u64()?, r.u32()?);
-                reserved(r.u32()?.into())?;
+                let (epoch, view, window, cut, change) = (r.u32()?, r.u32()?, r.u64()?, r.u32()?, r.u32()?);
+                let (incarnation, joining, number, lost) = (r.u64()?, r.u64()?, r.u16()?, r.u8()?);
+                if flags > 7 || (flags & 4 == 0 && (joining, number) != (0, 0)) {
+                    return Err(DecodeError::Value("flag"));
+                }
+                reserved(u64::from(r.u8()?) + u64::from(r.u32()?))?;
                 NodeMessage::Report(Report {
+                    incarnation,
+                    primary: flags & 2 != 0,
+                    change,
+                    lost,
+                    joiner: (flags & 4 != 0).then_some(ReplicaId { number, incarnation: joining }),
+                    closed: flags & 1 != 0,
                     shard,
                     replica,
                     epoch,
@@ -165,7 +277,6 @@ impl<'a> NodeMessage<'a> {
                     durable_lsn: Lsn(r.u64()?),
                     appended_lsn: Lsn(r.u64()?),
                     records_lsn: Lsn(r.u64()?),
-                    closed,
                     records: r.u64()?,
                     applied_index: r.u64()?,
                 })
@@ -177,15 +288,36 @@ impl<'a> NodeMessage<'a> {
                 reserved(r.u32()?.into())?;
                 NodeMessage::Target(Target { point: CutPoint { window, cut, prefix }, close, lead_ns })
             }
-            tag @ (3..=5 | 8) => {
+            tag @ (3..=5 | 8..=16) => {
                 if r.bytes(7)?.iter().any(|b| *b != 0) {
                     return Err(DecodeError::Value("reserved"));
                 }
                 match tag {
                     3 => NodeMessage::Order { index: r.u64()?, entry: r.rest() },
                     4 => NodeMessage::ReadIndex { token: r.u64()? },
+                    5 => NodeMessage::ReadIndexIs { token: r.u64()?, index: r.u64()? },
                     8 => NodeMessage::Lead { term: r.u64()? },
-                    _ => NodeMessage::ReadIndexIs { token: r.u64()?, index: r.u64()? },
+                    9 => NodeMessage::Snapshot {
+                        index: r.u64()?,
+                        base: Position(r.u64()?),
+                        view: r.u32()?,
+                        entries: r.u32()?,
+                    },
+                    10 => NodeMessage::SnapshotEntry { entry: r.rest() },
+                    11 => {
+                        let (incarnation, epoch) = (r.u64()?, r.u64()?);
+                        let epoch = u32::try_from(epoch).map_err(|_| DecodeError::Value("epoch"))?;
+                        NodeMessage::Greeting(Greeting { incarnation, epoch, bound: Place::decode(&mut r)? })
+                    }
+                    12 => NodeMessage::Start(Place::decode(&mut r)?),
+                    13 => NodeMessage::Started(Place::decode(&mut r)?),
+                    14 => NodeMessage::Fence(Place::decode(&mut r)?),
+                    15 => NodeMessage::Fenced(Place::decode(&mut r)?),
+                    _ => NodeMessage::Session {
+                        client: ClientId(r.u128()?),
+                        next_seq: r.u64()?,
+                        last_lsn: Lsn(r.u64()?),
+                    },
                 }
             }
             6 => {
@@ -224,6 +356,8 @@ mod tests {
     use super::super::change::tests::{CHANGES, OUTCOMES};
     use super::*;
 
+    const PLACE: Place = Place { epoch: 1, crc: 2, at_bytes: 3, lsn: Lsn(4) };
+
     #[test]
     fn messages_come_back_and_prefixes_are_refused() {
         let report = Report {
@@ -235,6 +369,11 @@ mod tests {
             durable_lsn: Lsn(7),
             appended_lsn: Lsn(10),
             records_lsn: Lsn(8),
+            incarnation: 11,
+            primary: true,
+            change: 12,
+            lost: 5,
+            joiner: Some(ReplicaId { number: 3, incarnation: u64::MAX }),
             closed: true,
             records: 8,
             applied_index: 9,
@@ -250,16 +389,28 @@ mod tests {
             NodeMessage::ReadIndex { token: 4 },
             NodeMessage::ReadIndexIs { token: 4, index: 5 },
             NodeMessage::Lead { term: 6 },
+            NodeMessage::Snapshot { index: 7, base: Position(8), view: 9, entries: 10 },
+            NodeMessage::SnapshotEntry { entry: &[4, 5] },
+            NodeMessage::Greeting(Greeting { incarnation: 12, epoch: 13, bound: PLACE }),
+            NodeMessage::Start(PLACE),
+            NodeMessage::Started(PLACE),
+            NodeMessage::Fence(PLACE),
+            NodeMessage::Fenced(PLACE),
+            NodeMessage::Session { client, next_seq: 14, last_lsn: Lsn(15) },
         ];
         for message in others.into_iter().chain(changes).chain(outcomes) {
             let mut buffer = [0; NODE_MESSAGE_BYTES_MAX];
             let len = message.encode(&mut buffer);
             assert_eq!(NodeMessage::decode(&buffer[..len]), Ok(message));
-            let fixed = if matches!(message, NodeMessage::Order { .. }) { ORDER_HEAD_BYTES } else { len };
+            let fixed = match message {
+                NodeMessage::Order { .. } => ORDER_HEAD_BYTES,
+                NodeMessage::SnapshotEntry { .. } => 8,
+                _ => len,
+            };
             for end in 0..fixed {
                 assert!(NodeMessage::decode(&buffer[..end]).is_err());
             }
         }
-        assert_eq!(NodeMessage::decode(&[9]), Err(DecodeError::Tag(9)));
+        assert_eq!(NodeMessage::decode(&[99]), Err(DecodeError::Tag(99)));
     }
 }

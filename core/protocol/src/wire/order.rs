@@ -1,14 +1,15 @@
 //! Entries of the order log. Decoding borrows from the message, so following the order stream allocates nothing.
 
 use super::{DecodeError, Reader, Writer};
-use crate::limits::{QUOTA_MAX, SHARDS_MAX, WINDOW_CUTS_MAX};
-use crate::types::{CutPoint, Lsn, Member, Position, ShardId, WindowMode};
+use crate::limits::{QUOTA_MAX, REPLICAS_MAX, SHARDS_MAX, WINDOW_CUTS_MAX};
+use crate::types::{CutPoint, Lsn, Member, Position, ReplicaId, ShardId, WindowMode};
 
 /// Bytes that hold any order entry.
 pub const ORDER_ENTRY_BYTES_MAX: usize = 48 + SHARDS_MAX * MEMBER_BYTES;
 
 const MEMBER_BYTES: usize = 16;
 const LSN_BYTES: usize = 8;
+const REPLICA_BYTES: usize = 16;
 
 /// One committed statement about order or membership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +39,67 @@ pub enum OrderEntry<'a> {
         /// The failed shard.
         shard: ShardId,
     },
+    /// Who holds a shard's log from here on: a replica lost or gained, another primary, or the return of a failed shard.
+    ShardChange(ShardChange<'a>),
+    /// Only in a snapshot: a failure from before it that concerns positions beyond its base.
+    Decree(Decree),
+}
+
+/// See [`OrderEntry::Decree`]; the fields are those of [`Failed`](crate::ledger::Failed).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decree {
+    /// The view that the failure began.
+    pub view: u32,
+    /// The shard.
+    pub shard: ShardId,
+    /// First position that was not bound.
+    pub from: Position,
+    /// End of the last window granted by then.
+    pub lease_end: Position,
+    /// First slot that was not bound.
+    pub lsn: Lsn,
+}
+
+/// See [`OrderEntry::ShardChange`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShardChange<'a> {
+    /// View in which it was decided.
+    pub view: u32,
+    /// The shard.
+    pub shard: ShardId,
+    /// Counts the shard's changes, from 1: the entry is void unless it is the next one.
+    pub change: u32,
+    /// Counts the shard's primaries.
+    pub epoch: u32,
+    /// The number of the primary, which is a member.
+    pub primary: u16,
+    /// Who holds the log. None only in a snapshot: the shard has failed.
+    pub members: Replicas<'a>,
+}
+
+/// The members of a shard, still in wire form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replicas<'a>(&'a [u8]);
+
+impl Replicas<'_> {
+    /// Number of members.
+    pub fn len(&self) -> usize {
+        self.0.len() / REPLICA_BYTES
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The members, by number.
+    pub fn iter(&self) -> impl Iterator<Item = ReplicaId> + '_ {
+        self.0.chunks_exact(REPLICA_BYTES).map(|bytes| {
+            let mut r = Reader::new(bytes);
+            let (incarnation, number) = (r.u64().unwrap_or_default(), r.u16().unwrap_or_default());
+            ReplicaId { number, incarnation }
+        })
+    }
 }
 
 /// The grant of a window, or, in a snapshot for a late follower, of several equal ones.
@@ -159,6 +221,39 @@ pub fn encode_view_change(buffer: &mut [u8], view: u32, shard: ShardId) -> usize
     w.len()
 }
 
+/// Fixed part of a change to encode; members are passed beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShardChangeHead {
+    /// See [`ShardChange::view`].
+    pub view: u32,
+    /// See [`ShardChange::shard`].
+    pub shard: ShardId,
+    /// See [`ShardChange::change`].
+    pub change: u32,
+    /// See [`ShardChange::epoch`].
+    pub epoch: u32,
+    /// See [`ShardChange::primary`].
+    pub primary: u16,
+}
+
+/// Writes a change of a shard's members; returns its length.
+pub fn encode_shard_change(buffer: &mut [u8], head: ShardChangeHead, members: &[ReplicaId]) -> usize {
+    let mut w = Writer::new(buffer);
+    w.u8(5).u8(0).u16(head.shard.0).u32(head.view).u32(head.change).u32(head.epoch);
+    w.u16(head.primary).u16(members.len() as u16).u32(0);
+    for member in members {
+        w.u64(member.incarnation).u16(member.number).u16(0).u32(0);
+    }
+    w.len()
+}
+
+/// Writes a decree; returns its length.
+pub fn encode_decree(buffer: &mut [u8], decree: &Decree) -> usize {
+    let mut w = Writer::new(buffer);
+    w.u8(6).u8(0).u16(decree.shard.0).u32(decree.view).u64(decree.from.0).u64(decree.lease_end.0).u64(decree.lsn.0);
+    w.len()
+}
+
 impl<'a> OrderEntry<'a> {
     /// Reads an entry and checks every field that can be checked alone.
     ///
@@ -182,11 +277,41 @@ impl<'a> OrderEntry<'a> {
                 OrderEntry::FreeCut { view, point, lsns: Lsns(r.bytes(members * LSN_BYTES)?) }
             }
             4 => OrderEntry::ViewChange { view, shard: ShardId(small) },
+            5 => OrderEntry::ShardChange(decode_shard_change(&mut r, ShardId(small), view)?),
+            6 => OrderEntry::Decree(Decree {
+                view,
+                shard: ShardId(small),
+                from: Position(r.u64()?),
+                lease_end: Position(r.u64()?),
+                lsn: Lsn(r.u64()?),
+            }),
             tag => return Err(DecodeError::Tag(tag)),
         };
         r.finish()?;
         Ok(entry)
     }
+}
+
+fn decode_shard_change<'a>(r: &mut Reader<'a>, shard: ShardId, view: u32) -> Result<ShardChange<'a>, DecodeError> {
+    let (change, epoch, primary, count) = (r.u32()?, r.u32()?, r.u16()?, usize::from(r.u16()?));
+    if r.u32()? != 0 {
+        return Err(DecodeError::Value("reserved"));
+    }
+    if count > REPLICAS_MAX || change == 0 {
+        return Err(DecodeError::Value("members"));
+    }
+    let members = Replicas(r.bytes(count * REPLICA_BYTES)?);
+    if members.0.chunks_exact(REPLICA_BYTES).any(|m| m[10..].iter().any(|b| *b != 0)) {
+        return Err(DecodeError::Value("reserved"));
+    }
+    let numbers = || members.iter().map(|m| m.number);
+    if numbers().any(|n| usize::from(n) >= REPLICAS_MAX) || !numbers().is_sorted_by(|a, b| a < b) {
+        return Err(DecodeError::Value("member order"));
+    }
+    if count > 0 && !numbers().any(|n| n == primary) {
+        return Err(DecodeError::Value("primary"));
+    }
+    Ok(ShardChange { view, shard, change, epoch, primary, members })
 }
 
 fn decode_grant<'a>(r: &mut Reader<'a>, mode: u8, members: u16, view: u32) -> Result<Grant<'a>, DecodeError> {
@@ -265,6 +390,32 @@ mod tests {
 
         let len = encode_view_change(&mut buffer, 2, ShardId(7));
         assert_eq!(OrderEntry::decode(&buffer[..len]), Ok(OrderEntry::ViewChange { view: 2, shard: ShardId(7) }));
+    }
+
+    #[test]
+    fn changes_of_a_shards_members_come_back_and_impossible_ones_are_refused() {
+        let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+        let head = ShardChangeHead { view: 1, shard: ShardId(7), change: 3, epoch: 2, primary: 4 };
+        let members = [(0, 9), (4, u64::MAX)].map(|(number, incarnation)| ReplicaId { number, incarnation });
+        let len = encode_shard_change(&mut buffer, head, &members);
+        assert_eq!(len, 24 + 32);
+        let Ok(OrderEntry::ShardChange(change)) = OrderEntry::decode(&buffer[..len]) else { panic!("not a change") };
+        assert_eq!((change.view, change.shard, change.change), (1, ShardId(7), 3));
+        assert_eq!((change.epoch, change.primary), (2, 4));
+        assert!(change.members.iter().eq(members));
+        for end in 0..len {
+            assert!(OrderEntry::decode(&buffer[..end]).is_err(), "a prefix of {end} bytes was taken");
+        }
+        let elsewhere = ShardChangeHead { primary: 1, ..head };
+        let len = encode_shard_change(&mut buffer, elsewhere, &members);
+        assert_eq!(OrderEntry::decode(&buffer[..len]), Err(DecodeError::Value("primary")));
+        let len = encode_shard_change(&mut buffer, head, &[members[1], members[0]]);
+        assert_eq!(OrderEntry::decode(&buffer[..len]), Err(DecodeError::Value("member order")));
+        let decree = Decree { view: 2, shard: ShardId(1), from: Position(3), lease_end: Position(4), lsn: Lsn(5) };
+        let len = encode_decree(&mut buffer, &decree);
+        assert_eq!(OrderEntry::decode(&buffer[..len]), Ok(OrderEntry::Decree(decree)));
+        let len = encode_shard_change(&mut buffer, head, &[]);
+        assert!(OrderEntry::decode(&buffer[..len]).is_ok(), "a failed shard in a snapshot");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use antelog_protocol::sequencer::{Change, ChangeError, MemberConfig, Sequencer, 
 use antelog_protocol::shard::{Append, Shard, ShardConfig, ShardOut};
 use antelog_protocol::wire::node::{Report, Target};
 use antelog_protocol::wire::order::OrderEntry;
-use antelog_protocol::{Beat, ClientId, CutPoint, Lsn, Ordering, Position, ShardId};
+use antelog_protocol::{Beat, ClientId, CutPoint, Lsn, Ordering, Position, ReplicaId, ShardId};
 
 pub const US: u64 = 1000;
 pub const TICK: u64 = 1000 * US;
@@ -141,7 +141,7 @@ impl SequencerOut for ToShards<'_> {
         self.proposals.push_back(entry.to_vec());
     }
 
-    fn target(&mut self, shard: ShardId, target: Target) {
+    fn target(&mut self, shard: ShardId, _primary: u16, target: Target) {
         let time = self.pipe.now + self.link_ns;
         self.pipe.at(time, Event::Target { shard: shard.0.into(), target });
     }
@@ -167,6 +167,7 @@ impl Cluster {
             shard: ShardId(id),
             quota: model.quota,
             standby: id >= model.shards - model.standby,
+            replicas: 0,
         });
         let members: Vec<MemberConfig> = members.collect();
         let sequencer = Sequencer::new(SequencerConfig {
@@ -181,13 +182,16 @@ impl Cluster {
             prefix_pace_ns: model.prefix_pace_ns,
             late_ticks: 4,
             ground_windows: model.ground_windows,
+            suspect_ns: 200 * TICK,
+            lost_grace_ns: 5 * TICK,
+            members: 2,
             free_cuts_max: 4096,
         });
         let shard = |m: &MemberConfig| {
             Shard::new(ShardConfig {
                 shard: m.shard,
-                epoch: 0,
-                backups: 1,
+                replica: ReplicaId { number: 0, incarnation: 1 },
+                epoch: 1,
                 tick_ns: TICK,
                 tick_phase_ns: TICK * u64::from(m.shard.0) / u64::from(model.shards),
                 beat: model.beat,
@@ -214,6 +218,9 @@ impl Cluster {
             timers: vec![u64::MAX; count + 1],
             model,
         };
+        for shard in 0..count {
+            cluster.with_shard(shard, |s, now, out| s.set_counted(now, 0b10, out));
+        }
         cluster.with_sequencer(|s, now, out| s.on_lead(now, out));
         cluster
     }
@@ -302,7 +309,7 @@ impl Cluster {
                     other => panic!("append to shard {shard}: {other:?}"),
                 }
             }
-            Event::Placed { shard, lsn } => self.with_shard(shard, |s, now, out| s.on_placed(now, 0, lsn, out)),
+            Event::Placed { shard, lsn } => self.with_shard(shard, |s, now, out| s.on_placed(now, 1, lsn, out)),
             Event::Report { number } => {
                 let report = self.reports[number];
                 self.with_sequencer(|s, now, out| s.on_report(now, &report, out));

@@ -146,7 +146,7 @@ impl Order {
         }
         match self.ledger.apply(index, &decode(entry)?).map_err(|error| error.to_string())? {
             Applied::Again | Applied::Void => Ok(Told::None),
-            Applied::Granted | Applied::Bound => Ok(Told::Moved),
+            Applied::Granted | Applied::Bound | Applied::MembersChanged(_) => Ok(Told::Moved),
             Applied::ViewChanged => Ok(Told::ViewChanged),
         }
     }
@@ -183,6 +183,8 @@ fn decode(bytes: &[u8]) -> Result<OrderEntry<'_>, String> {
         OrderEntry::Cut { point, .. } => point.window <= NUMBER_MAX,
         OrderEntry::FreeCut { point, lsns, .. } => point.window <= NUMBER_MAX && lsns.iter().all(|l| l.0 <= NUMBER_MAX),
         OrderEntry::ViewChange { view, .. } => *view != u32::MAX,
+        OrderEntry::ShardChange(change) => change.change != u32::MAX,
+        OrderEntry::Decree(d) => d.lease_end.0 <= NUMBER_MAX && d.lsn.0 <= NUMBER_MAX,
     };
     if sound { Ok(entry) } else { Err("an order entry has impossible numbers".into()) }
 }

@@ -11,11 +11,11 @@ use antelog_protocol::wire::session::{ReadResult, Reply, Request, SESSION_HEAD_B
 use antelog_protocol::{ClientId, Position, Refusal, ShardId};
 
 use super::stream::{self, Delivery, Stream};
-use super::{Common, GateConfig, TAILS_MAX, TailQuestion};
+use super::{Common, GateConfig, Served, TAILS_MAX, TailQuestion};
 use crate::channel::Ring;
 use crate::log::Item;
 use crate::node::bus;
-use crate::node::shard::CHANGES_MAX;
+use crate::node::replica::CHANGES_MAX;
 use crate::transport::{Full, PeerId, Transport};
 
 /// Requests served for one client in one cycle.
@@ -266,6 +266,18 @@ impl Client {
         let mut at = 0;
         while at < self.streams.len() {
             let stream = &mut self.streams[at];
+            match common.served(common.ports[stream.port].shard) {
+                Served::Here(port) => stream.port = port,
+                Served::Soon => {
+                    at += 1;
+                    continue;
+                }
+                Served::Elsewhere => {
+                    let stream = self.streams.swap_remove(at).id;
+                    self.reply(Answer::NotHere { stream });
+                    continue;
+                }
+            }
             let port = &common.ports[stream.port];
             let deliverable = common.deliverable[stream.port];
             let (delivered, end) = stream::deliver(stream, port, deliverable, &common.ledger, &mut self.ring);
@@ -364,7 +376,11 @@ fn hand_over(
     record: &[u8],
 ) -> Result<(), Option<Refusal>> {
     let limit_bytes = common.config.record_bytes_max;
-    let port = common.ports.iter().position(|p| p.shard == shard).ok_or(Some(Refusal::NotHere))?;
+    let port = match common.served(shard) {
+        Served::Here(port) => port,
+        Served::Soon => return Err(None),
+        Served::Elsewhere => return Err(Some(Refusal::NotHere)),
+    };
     if record.len() > limit_bytes as usize {
         return Err(Some(Refusal::TooLarge { limit_bytes }));
     }
@@ -431,8 +447,10 @@ fn read(ring: &mut Ring, common: &Common, token: u64, position: Position) -> Res
         let head = common.ledger.first_known();
         return push(ring, &is(ReadResult::Trimmed(head))).map(|()| true);
     };
-    let Some(at) = common.ports.iter().position(|p| p.shard == slot.shard) else {
-        return push(ring, &is(ReadResult::Elsewhere(slot.shard))).map(|()| true);
+    let at = match common.served(slot.shard) {
+        Served::Here(port) => port,
+        Served::Soon => return Ok(false),
+        Served::Elsewhere => return push(ring, &is(ReadResult::Elsewhere(slot.shard))).map(|()| true),
     };
     if slot.lsn >= common.deliverable[at] {
         return Ok(false);

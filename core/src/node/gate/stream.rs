@@ -214,7 +214,7 @@ mod tests {
 
     use super::*;
     use crate::channel::spsc;
-    use crate::log::{LogWriter, Retention};
+    use crate::log::{LogOptions, LogWriter, Retention};
     use crate::mem::Region;
     use crate::node::Waker;
     use crate::node::bus::Progress;
@@ -225,7 +225,14 @@ mod tests {
     fn port(log: &LogWriter) -> ShardPort {
         let (requests, _) = spsc::channel(4096, Waker::none()).unwrap();
         let (_, answers) = spsc::channel(4096, Waker::none()).unwrap();
-        ShardPort { shard: SHARD, log: log.reader(), progress: Arc::new(Progress::default()), requests, answers }
+        ShardPort {
+            shard: SHARD,
+            replica: 0,
+            log: log.reader(),
+            progress: Arc::new(Progress::default()),
+            requests,
+            answers,
+        }
     }
 
     fn apply(ledger: &mut Ledger, encode: impl FnOnce(&mut [u8]) -> usize) {
@@ -242,7 +249,8 @@ mod tests {
     }
 
     fn log(region_bytes: usize) -> LogWriter {
-        LogWriter::new(Region::new(region_bytes).unwrap(), SHARD, 0, Retention::Recycle, 960)
+        let options = LogOptions { retention: Retention::Recycle, record_bytes_max: 960 };
+        LogWriter::new(Region::new(region_bytes).unwrap(), SHARD, 0, options)
     }
 
     #[test]

@@ -10,7 +10,7 @@ use antelog_protocol::wire::DecodeError;
 use raft::eraftpb::{ConfChange, ConfChangeType, EntryType, Message, MessageType};
 use raft::{Config, RawNode, SnapshotStatus, StateRole};
 
-use super::journal::{Journal, Record};
+use super::journal::{Journal, Record, Recovered};
 use super::store::Store;
 use super::wire::{APPEND_BYTES_MAX, CHUNK_BYTES_MAX, GroupMessage, MEMBERS_MAX, Reconfigure};
 
@@ -40,14 +40,14 @@ pub struct GroupParts {
     pub nodes: Vec<u16>,
     /// This member's number.
     pub own: usize,
-    /// Another one after every start: the member's identity, unless the journal knows one.
-    pub incarnation: u64,
+    /// The member's identity, see [`member_id`]; unless the journal knows another.
+    pub id: u64,
     /// Raft's tick, in nanoseconds.
     pub tick_ns: u64,
     /// How many replicas there are.
     pub replicas: usize,
-    /// Where the log is kept. `None`: in memory only.
-    pub journal: Option<Box<dyn Journal>>,
+    /// Where the log is kept, and what was kept there before. `None`: in memory only.
+    pub journal: Option<(Box<dyn Journal>, Recovered)>,
 }
 
 /// What a member learns from its group, in order.
@@ -106,9 +106,11 @@ pub struct RaftGroup {
     raw: RawNode<Store>,
     others: Vec<Other>,
     learned: VecDeque<Learned>,
-    /// Messages that may leave when what was handed over by a number is kept.
-    held: VecDeque<(u64, Vec<Message>)>,
+    /// What waits until the record with this number is kept: Raft's number for it, and messages that promise it.
+    held: VecDeque<(u64, u64, Vec<Message>)>,
     journal: Option<Box<dyn Journal>>,
+    /// Records handed to the journal.
+    handed: u64,
     /// The term in which this member was said to lead.
     leads: Option<u64>,
     /// The first members, for those of them that have not heard yet.
@@ -158,22 +160,26 @@ fn raw_node(id: u64, own: usize, store: Store, applied: u64) -> RawNode<Store> {
 impl RaftGroup {
     /// A member that has heard of nobody yet.
     pub fn new(parts: GroupParts) -> RaftGroup {
-        let GroupParts { nodes, own, incarnation, tick_ns, replicas, journal } = parts;
+        let GroupParts { nodes, own, id, tick_ns, replicas, journal } = parts;
         assert!(nodes.is_sorted() && own < nodes.len() && nodes.len() <= MEMBERS_MAX, "members by their nodes");
-        let id = member_id(incarnation, nodes[own]);
+        let (journal, recovered) = journal.map_or((None, Recovered::default()), |(j, r)| (Some(j), r));
+        let id = if recovered.id == 0 { id } else { recovered.id };
+        let (applied, state) = (recovered.snapshot.get_metadata().index, recovered.snapshot.data.to_vec());
+        let learned = if state.is_empty() { VecDeque::new() } else { VecDeque::from([Learned::Installed(state)]) };
         let mut others = Vec::new();
         others.resize_with(nodes.len(), Other::default);
         RaftGroup {
             id,
             tick_ns,
-            raw: raw_node(id, own, Store::default(), 0),
+            raw: raw_node(id, own, Store::recovered(recovered), applied),
             others,
-            learned: VecDeque::new(),
+            learned,
             held: VecDeque::new(),
             journal,
+            handed: 0,
             leads: None,
             founding: Vec::new(),
-            applied: 0,
+            applied,
             ticks: 0,
             tick_at_ns: None,
             heard_at: vec![None; replicas],
@@ -199,6 +205,8 @@ impl RaftGroup {
         self.raw = raw_node(self.id, self.own, store, self.applied);
         self.founding = voters.to_vec();
         self.held.clear();
+        let (snapshot, hard) = (self.raw.store().kept_snapshot().clone(), self.raw.store().hard().clone());
+        self.keep(&Record { snapshot: &snapshot, entries: &[], hard: Some(&hard) });
         self.greet();
         for place in 0..self.others.len() {
             self.tell_founding(place);
@@ -349,6 +357,14 @@ impl RaftGroup {
         self.tick_at_ns = Some(now_ns + self.tick_ns);
         self.ticks += 1;
         self.try_to_found();
+        self.settle(now_ns);
+        let log = &self.raw.raft.raft_log;
+        if self.raw.store().conf().voters == [self.id]
+            && self.raw.raft.state == StateRole::Follower
+            && log.persisted == log.last_index()
+        {
+            let _ = self.raw.campaign(); // There is nobody else to wait for.
+        }
         self.raw.tick();
         self.pump();
         if self.leads.is_some() {
@@ -368,12 +384,20 @@ impl RaftGroup {
         self.tick_at_ns.unwrap_or(0).min(journal_ns)
     }
 
-    /// Looks whether the journal has kept what it was given.
+    /// Looks whether the journal has kept what it was given. Panics when it cannot: the member must stop.
     pub fn settle(&mut self, now_ns: u64) {
-        let Some(journal) = &mut self.journal else { return };
-        if let Some(number) = journal.kept(now_ns) {
-            self.on_kept(number);
-            self.pump();
+        let kept = self.journal.as_mut().map(|journal| journal.kept(now_ns));
+        match kept {
+            Some(Ok(number)) if self.on_kept(number) => self.pump(),
+            Some(Err(failure)) => panic!("sequencer: {failure}"),
+            _ => {}
+        }
+    }
+
+    /// The member ends in an orderly way.
+    pub fn close(&mut self) {
+        if let Some(journal) = &mut self.journal {
+            journal.close();
         }
     }
 
@@ -517,9 +541,13 @@ impl RaftGroup {
         self.pump();
     }
 
-    /// Whether a member that is behind waits for a snapshot of this one's state.
+    /// Whether a snapshot of this member's state is needed: by a member that is behind, or for a shorter journal.
     pub fn wants_snapshot(&self) -> bool {
-        self.raw.store().wants_snapshot()
+        self.raw.store().wants_snapshot() || self.journal_is_long()
+    }
+
+    fn journal_is_long(&self) -> bool {
+        self.journal.as_ref().is_some_and(|journal| journal.is_long())
     }
 
     /// The state after all that was learned.
@@ -527,6 +555,15 @@ impl RaftGroup {
         assert!(self.learned.is_empty(), "a snapshot of what was learned so far");
         let applied = self.applied;
         self.raw.mut_store().offer_snapshot(applied, data);
+        if self.journal_is_long()
+            && let Some(journal) = &mut self.journal
+        {
+            let store = self.raw.store();
+            let entries: Vec<_> = store.entries_from(applied + 1).cloned().collect();
+            let record = Record { snapshot: store.kept_snapshot(), entries: &entries, hard: Some(store.hard()) };
+            self.handed += 1;
+            journal.replace(self.handed, &record);
+        }
     }
 
     /// Does all that Raft has become ready for.
@@ -543,7 +580,9 @@ impl RaftGroup {
             if !snapshot.is_empty() {
                 self.raw.mut_store().install(&snapshot);
                 self.applied = snapshot.get_metadata().index;
-                self.learned.push_back(Learned::Installed(snapshot.data.to_vec()));
+                if !snapshot.data.is_empty() {
+                    self.learned.push_back(Learned::Installed(snapshot.data.to_vec()));
+                } // Else of a new group: nothing was committed.
             }
             let entries = ready.take_entries();
             let hard = ready.hs().cloned();
@@ -552,14 +591,13 @@ impl RaftGroup {
             if let Some(hard) = &hard {
                 store.set_hard(hard.clone());
             }
-            self.held.push_back((ready.number(), ready.take_persisted_messages()));
-            let (number, committed) = (ready.number(), ready.take_committed_entries());
+            let (number, messages) = (ready.number(), ready.take_persisted_messages());
+            let committed = ready.take_committed_entries();
             self.raw.advance_append_async(ready);
-            match &mut self.journal {
-                Some(journal) => {
-                    journal.append(number, &Record { snapshot: &snapshot, entries: &entries, hard: hard.as_ref() });
-                }
-                None => self.on_kept(number),
+            let record = self.keep(&Record { snapshot: &snapshot, entries: &entries, hard: hard.as_ref() });
+            self.held.push_back((record, number, messages));
+            if self.journal.is_none() {
+                self.on_kept(record);
             }
             self.apply(&committed);
             self.raw.advance_apply();
@@ -568,13 +606,25 @@ impl RaftGroup {
         self.cut();
     }
 
-    /// Everything up to this number is kept: messages that promise it may leave.
-    fn on_kept(&mut self, number: u64) {
-        self.raw.on_persist_ready(number);
-        while self.held.front().is_some_and(|(n, _)| *n <= number) {
-            let (_, messages) = self.held.pop_front().unwrap_or_default();
+    /// Hands a record to the journal, if it says anything; returns the number that stands for it.
+    fn keep(&mut self, record: &Record<'_>) -> u64 {
+        let says_something = record.hard.is_some() || !record.entries.is_empty() || !record.snapshot.is_empty();
+        if let Some(journal) = self.journal.as_mut().filter(|_| says_something) {
+            self.handed += 1;
+            journal.append(self.handed, record);
+        }
+        self.handed
+    }
+
+    /// Everything up to this number is kept: messages that promise it may leave. Whether there was anything.
+    fn on_kept(&mut self, record: u64) -> bool {
+        let before = self.held.len();
+        while self.held.front().is_some_and(|(r, ..)| *r <= record) {
+            let (_, number, messages) = self.held.pop_front().unwrap_or_default();
+            self.raw.on_persist_ready(number);
             self.send(messages);
         }
+        self.held.len() < before
     }
 
     fn send(&mut self, messages: Vec<Message>) {

@@ -10,6 +10,8 @@ use raft::eraftpb::{ConfState, Entry, HardState, Snapshot};
 use raft::util::limit_size;
 use raft::{Error, GetEntriesContext, RaftState, Result, Storage, StorageError};
 
+use super::journal::Recovered;
+
 /// The first index and term of a new group: before it lies nothing but who takes part, so that who joins later, and
 /// cannot know them, gets a snapshot.
 pub(super) const FOUNDED: (u64, u64) = (1, 1);
@@ -23,20 +25,29 @@ pub(super) struct Store {
     hard: HardState,
     /// Who takes part, by what is applied.
     conf: ConfState,
-    snapshot: Option<Snapshot>,
+    /// The newest there is; empty: none.
+    snapshot: Snapshot,
     wanted: Cell<bool>,
 }
 
 impl Store {
     /// The log of a group that begins with these members.
     pub(super) fn founded(voters: Vec<u64>) -> Store {
-        let conf = ConfState { voters, ..ConfState::default() };
-        Store::at(FOUNDED, conf, HardState { term: FOUNDED.1, commit: FOUNDED.0, ..HardState::default() })
+        let mut snapshot = Snapshot::default();
+        let meta = snapshot.mut_metadata();
+        (meta.index, meta.term) = FOUNDED;
+        meta.set_conf_state(ConfState { voters, ..ConfState::default() });
+        let hard = HardState { term: FOUNDED.1, commit: FOUNDED.0, ..HardState::default() };
+        Store::recovered(Recovered { snapshot, hard, ..Recovered::default() })
     }
 
-    /// An empty log behind an entry.
-    pub(super) fn at(before: (u64, u64), conf: ConfState, hard: HardState) -> Store {
-        Store { before, hard, conf, ..Store::default() }
+    /// The log as a journal held it.
+    pub(super) fn recovered(recovered: Recovered) -> Store {
+        let Recovered { snapshot, entries, mut hard, .. } = recovered;
+        let meta = snapshot.get_metadata();
+        hard.commit = hard.commit.max(meta.index);
+        let (before, conf) = ((meta.index, meta.term), meta.get_conf_state().clone());
+        Store { entries: entries.into(), before, hard, conf, snapshot, ..Store::default() }
     }
 
     /// Nobody takes part that is known of.
@@ -58,6 +69,11 @@ impl Store {
 
     pub(super) fn set_hard(&mut self, hard: HardState) {
         self.hard = hard;
+    }
+
+    /// The newest snapshot there is; empty: none.
+    pub(super) fn kept_snapshot(&self) -> &Snapshot {
+        &self.snapshot
     }
 
     pub(super) fn last(&self) -> u64 {
@@ -87,7 +103,7 @@ impl Store {
         self.before = (meta.index, meta.term);
         self.conf = meta.get_conf_state().clone();
         self.hard.commit = self.hard.commit.max(meta.index);
-        self.snapshot = Some(snapshot.clone());
+        self.snapshot = snapshot.clone();
     }
 
     /// Drops entries up to `index`, which all that matters has been made of.
@@ -111,7 +127,7 @@ impl Store {
         let meta = snapshot.mut_metadata();
         (meta.index, meta.term) = (index, term);
         meta.set_conf_state(self.conf.clone());
-        self.snapshot = Some(snapshot);
+        self.snapshot = snapshot;
         self.wanted.set(false);
     }
 }
@@ -149,13 +165,11 @@ impl Storage for Store {
     }
 
     fn snapshot(&self, request_index: u64, _to: u64) -> Result<Snapshot> {
-        match &self.snapshot {
-            // It must reach what the log still has.
-            Some(s) if s.get_metadata().index >= self.before.0.max(request_index) => Ok(s.clone()),
-            _ => {
-                self.wanted.set(true);
-                Err(Error::Store(StorageError::SnapshotTemporarilyUnavailable))
-            }
+        // It must reach what the log still has.
+        if !self.snapshot.is_empty() && self.snapshot.get_metadata().index >= self.before.0.max(request_index) {
+            return Ok(self.snapshot.clone());
         }
+        self.wanted.set(true);
+        Err(Error::Store(StorageError::SnapshotTemporarilyUnavailable))
     }
 }

@@ -65,9 +65,9 @@ impl SequencerOut for Effects<'_> {
         self.proposal.extend_from_slice(entry);
     }
 
-    fn target(&mut self, shard: ShardId, target: Target) {
-        let primary = self.followers.iter_mut().find(|f| f.replica.shard == shard && f.replica.replica == 0);
-        if let Some(follower) = primary {
+    fn target(&mut self, shard: ShardId, primary: u16, target: Target) {
+        let follower = self.followers.iter_mut().find(|f| f.replica.shard == shard && f.replica.replica == primary);
+        if let Some(follower) = follower {
             follower.target = Some(target);
         }
     }
@@ -81,7 +81,8 @@ impl<T: Transport> SequencerAgent<T> {
         for at in 0..self.followers.len() {
             let follower = &mut self.followers[at];
             let behind = follower.next.map_or(0, |next| (self.order.last_index() + 1).saturating_sub(next));
-            if busy && follower.replica.replica != 0 && behind < ORDER_CREDIT / 4 {
+            let is_primary = follower.replica.replica == self.sequencer.primary(follower.replica.shard);
+            if busy && !is_primary && behind < ORDER_CREDIT / 4 {
                 continue;
             }
             if follower.lead_due && follower.connected {

@@ -65,13 +65,13 @@ impl<T: Transport> SequencerAgent<T> {
         usize::from(peer.0).checked_sub(self.followers.len())
     }
 
-    pub(super) fn on_group_message(&mut self, peer: PeerId, member: usize, handle: MessageHandle) {
+    pub(super) fn on_group_message(&mut self, now_ns: u64, peer: PeerId, member: usize, handle: MessageHandle) {
         let Group::Raft(group) = &mut self.group else { return self.transport.release(handle) };
         let received = group.receive(member, self.transport.message(handle));
         self.transport.release(handle);
         if received.is_err() {
             self.transport.fence(peer);
-            self.on_down(peer, DownReason::Protocol);
+            self.on_down(now_ns, peer, DownReason::Protocol);
         }
     }
 
@@ -231,9 +231,6 @@ impl<T: Transport> SequencerAgent<T> {
 
     /// Another member's state replaces this one's, which was too far behind.
     fn install(&mut self, bytes: &[u8]) {
-        if bytes.is_empty() {
-            return; // Of a group that has committed nothing yet.
-        }
         match state::decode(bytes, self.free_cuts_max) {
             Ok(state) => {
                 let index = state.ledger.applied_index();

@@ -244,6 +244,7 @@ impl OrderModel {
                 let lsns = (0..small).map(|_| bytes.number(8)).collect::<Result<Vec<_>, _>>()?;
                 self.free_cut(point, lsns, moved)
             }
+            5 => Ok(()),
             tag => Err(Violation::new("I17", format!("an order entry of an unknown kind {tag}"))),
         }
     }

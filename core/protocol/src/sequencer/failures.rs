@@ -1,0 +1,259 @@
+//! Who is lost, and what follows from it: a backup is dropped, a member is promoted, a shard is failed, a replica that has
+//! caught up is added, a lost shard returns. `PROTOCOL.md` §6.
+//!
+//! A lost connection is suspicion at once. It is enough where the other members of the shard have lost theirs too; where
+//! nobody can say, the connection has `lost_grace_ns` to come back; who stays silent for `suspect_ns` is lost.
+
+use alloc::vec::Vec;
+
+use super::members::Part;
+use super::{Sequencer, SequencerOut};
+use crate::ledger::Membership;
+use crate::types::{Lsn, ReplicaId, ShardId};
+use crate::wire::node::Report;
+use crate::wire::order::{ShardChangeHead, encode_shard_change, encode_view_change};
+
+/// What the sequencer knows of one replica.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ReplicaState {
+    /// Its life, by its newest report; 0 before the first.
+    incarnation: u64,
+    connected: bool,
+    /// When its connection was lost, or it was last heard.
+    heard_ns: u64,
+    /// Replicas it has no connection to, and since when its report says so of any.
+    lost: u8,
+    lost_ns: u64,
+    /// Newest change of its shard that it has applied.
+    change: u32,
+    epoch: u32,
+    durable: Lsn,
+    joiner: Option<ReplicaId>,
+}
+
+/// What is to be written.
+#[derive(Debug, PartialEq, Eq)]
+enum Decision {
+    Members { epoch: u32, primary: u16, members: Vec<ReplicaId> },
+    Fail,
+}
+
+impl Sequencer {
+    fn replica_mut(&mut self, shard: ShardId, number: u16) -> Option<&mut ReplicaState> {
+        let at = self.shards.binary_search_by_key(&shard, |s| s.shard).ok()?;
+        self.replicas[at].get_mut(usize::from(number))
+    }
+
+    /// The number of a shard's primary.
+    pub fn primary(&self, shard: ShardId) -> u16 {
+        self.ledger.membership(shard).map_or(0, |m| m.primary)
+    }
+
+    /// This member begins to lead: whom it has not heard yet is not lost for that.
+    pub(super) fn expect_replicas(&mut self, now_ns: u64) {
+        let unheard = ReplicaState { connected: true, heard_ns: now_ns, ..ReplicaState::default() };
+        self.replicas.iter_mut().flatten().for_each(|r| *r = unheard);
+        (self.look, self.look_at_ns) = (true, None);
+    }
+
+    /// A replica's connection is lost.
+    pub fn on_replica_down(&mut self, now_ns: u64, shard: ShardId, number: u16, out: &mut impl SequencerOut) {
+        if let Some(state) = self.replica_mut(shard, number) {
+            (state.connected, state.heard_ns) = (false, now_ns);
+        }
+        self.look_at_replicas(now_ns, out);
+    }
+
+    /// Any replica's report, a primary's or not.
+    pub(super) fn hear(&mut self, now_ns: u64, report: &Report) {
+        let Some(state) = self.replica_mut(report.shard, report.replica) else { return };
+        let is_new = state.incarnation != report.incarnation || !state.connected;
+        let news = is_new
+            || (state.lost, state.change, state.joiner) != (report.lost, report.change, report.joiner)
+            || state.durable > report.durable_lsn;
+        if report.lost & !state.lost != 0 {
+            state.lost_ns = now_ns;
+        }
+        *state = ReplicaState {
+            incarnation: report.incarnation,
+            connected: true,
+            heard_ns: now_ns,
+            lost: report.lost,
+            lost_ns: state.lost_ns,
+            change: report.change,
+            epoch: report.epoch,
+            durable: report.durable_lsn,
+            joiner: report.joiner,
+        };
+        self.look |= news;
+    }
+
+    /// Whether somebody may be lost, or gained, and when to look again.
+    pub(super) fn look_at_replicas(&mut self, now_ns: u64, out: &mut impl SequencerOut) {
+        self.look = true;
+        self.decide(now_ns, out);
+    }
+
+    /// When silence has to be looked for.
+    pub(super) fn look_at_ns(&self) -> Option<u64> {
+        self.look_at_ns
+    }
+
+    /// Writes what follows from who is lost, if anything does.
+    pub(super) fn encode_membership(&mut self, now_ns: u64) -> Option<usize> {
+        if self.look_at_ns.is_some_and(|at| at <= now_ns) {
+            self.look = true;
+        }
+        if !self.look {
+            return None;
+        }
+        // Silence is looked for twice within the time that makes it a failure.
+        let soon = self.replicas.iter().flatten().any(|r| !r.connected && r.incarnation != 0);
+        let pause_ns = if soon { self.config.lost_grace_ns / 2 } else { self.config.suspect_ns / 4 };
+        self.look_at_ns = self.replicas.iter().any(|r| !r.is_empty()).then_some(now_ns + pause_ns.max(1));
+        for at in 0..self.shards.len() {
+            let Some(decision) = self.next_change(now_ns, at) else { continue };
+            let shard = self.shards[at].shard;
+            let view = self.ledger.view();
+            return Some(match decision {
+                Decision::Fail => encode_view_change(&mut self.buffer, view + 1, shard),
+                Decision::Members { epoch, primary, members } => {
+                    let change = self.ledger.membership(shard).map_or(0, |m| m.change) + 1;
+                    let head = ShardChangeHead { view, shard, change, epoch, primary };
+                    encode_shard_change(&mut self.buffer, head, &members)
+                }
+            });
+        }
+        self.look = false;
+        None
+    }
+
+    fn next_change(&self, now_ns: u64, at: usize) -> Option<Decision> {
+        let replicas = &self.replicas[at];
+        if replicas.is_empty() {
+            return None;
+        }
+        match self.ledger.membership(self.shards[at].shard) {
+            None => self.first_members(replicas),
+            Some(m) if m.has_failed() => self.returning(now_ns, replicas, m),
+            Some(m) => self.lost_or_gained(now_ns, replicas, m),
+        }
+    }
+
+    /// A shard begins with all its replicas but the spares.
+    fn first_members(&self, replicas: &[ReplicaState]) -> Option<Decision> {
+        let there = |r: &&ReplicaState| r.connected && r.incarnation != 0;
+        let all = replicas.iter().take(self.config.members.into());
+        if all.clone().filter(there).count() < all.len() {
+            return None;
+        }
+        let members = (0..).zip(all).map(|(number, r)| ReplicaId { number, incarnation: r.incarnation });
+        Some(Decision::Members { epoch: 1, primary: 0, members: members.collect() })
+    }
+
+    /// The replica that has kept most of a lost shard's log goes on with it; the others join it.
+    fn returning(&self, now_ns: u64, replicas: &[ReplicaState], m: &Membership) -> Option<Decision> {
+        let there = |r: &&ReplicaState| r.connected && r.incarnation != 0;
+        // All have the time to come that would have made them suspected.
+        let waited = replicas.iter().all(|r| r.connected || r.heard_ns + self.config.suspect_ns <= now_ns);
+        let told = replicas.iter().filter(there).all(|r| r.change >= m.change);
+        if !waited || !told {
+            return None;
+        }
+        let best = replicas.iter().filter(there).map(|r| r.durable).max()?;
+        let primary = replicas.iter().position(|r| there(&r) && r.durable == best)?;
+        let member = ReplicaId { number: primary as u16, incarnation: replicas[primary].incarnation };
+        let members = alloc::vec![member];
+        Some(Decision::Members { epoch: m.epoch + 1, primary: member.number, members })
+    }
+
+    fn lost_or_gained(&self, now_ns: u64, replicas: &[ReplicaState], m: &Membership) -> Option<Decision> {
+        let alive: Vec<ReplicaId> =
+            m.members.iter().copied().filter(|member| !self.is_lost(now_ns, replicas, m, *member)).collect();
+        if alive.is_empty() {
+            return Some(Decision::Fail);
+        }
+        let primary = replicas.get(usize::from(m.primary))?;
+        if !alive.iter().any(|a| a.number == m.primary) {
+            let verified = |a: &&ReplicaId| (replicas[usize::from(a.number)].durable, core::cmp::Reverse(a.number));
+            let promoted = alive.iter().max_by_key(verified)?.number;
+            return Some(Decision::Members { epoch: m.epoch + 1, primary: promoted, members: alive });
+        }
+        if alive.len() < m.members.len() {
+            return Some(Decision::Members { epoch: m.epoch, primary: m.primary, members: alive });
+        }
+        let joiner = primary.joiner.filter(|_| primary.epoch == m.epoch && primary.change == m.change)?;
+        let known = replicas.get(usize::from(joiner.number))?;
+        let is_there = known.connected && known.incarnation == joiner.incarnation;
+        if !is_there || m.member(joiner.number).is_some() {
+            return None;
+        }
+        let mut members = alive;
+        members.push(joiner);
+        members.sort_unstable();
+        Some(Decision::Members { epoch: m.epoch, primary: m.primary, members })
+    }
+
+    fn is_lost(&self, now_ns: u64, replicas: &[ReplicaState], m: &Membership, member: ReplicaId) -> bool {
+        let Some(state) = replicas.get(usize::from(member.number)) else { return false };
+        if state.incarnation != 0 && state.incarnation != member.incarnation {
+            return true;
+        }
+        let silent_ns = now_ns.saturating_sub(state.heard_ns);
+        if silent_ns >= self.config.suspect_ns {
+            return true;
+        }
+        let bit = 1 << member.number;
+        if state.connected {
+            // Between its primary and it nothing goes through.
+            let primary = &replicas[usize::from(m.primary)];
+            let since_ns = now_ns.saturating_sub(primary.lost_ns);
+            let cut_off = primary.connected && primary.lost & bit != 0 && since_ns >= self.config.suspect_ns;
+            return member.number != m.primary && cut_off;
+        }
+        let mut witnesses = m.members.iter().filter(|w| w.number != member.number);
+        let mut said = 0;
+        let all_agree = witnesses.all(|w| {
+            let witness = &replicas[usize::from(w.number)];
+            said += u32::from(witness.connected);
+            !witness.connected || witness.lost & bit != 0
+        });
+        all_agree && (said > 0 || silent_ns >= self.config.lost_grace_ns)
+    }
+
+    /// A view began: the shard that was lost has nothing to report any more.
+    pub(super) fn on_shard_failed(&mut self, now_ns: u64) {
+        let granted = self.ledger.granted_point();
+        for at in 0..self.shards.len() {
+            let shard = self.shards[at].shard;
+            if !self.ledger.has_failed(shard) || self.shards[at].part == Part::Failed {
+                continue;
+            }
+            self.stats.shards_failed += u64::from(self.leads);
+            let kept = self.ledger.committed_lsn(shard);
+            let state = &mut self.shards[at];
+            state.part = Part::Failed;
+            (state.open, state.closed, state.fresh) = (false, true, false);
+            (state.durable, state.appended) = (kept, kept);
+            state.point = state.point.max(granted);
+            self.skip_windows_without_slots(at);
+        }
+        self.change = true;
+        self.recount(now_ns);
+    }
+
+    /// A shard has other members. One that was lost comes back at the next edge.
+    pub(super) fn on_members_changed(&mut self, shard: ShardId) {
+        self.stats.member_changes += u64::from(self.leads);
+        let Ok(at) = self.shards.binary_search_by_key(&shard, |s| s.shard) else { return };
+        let state = &mut self.shards[at];
+        if state.part == Part::Failed {
+            state.part = Part::In;
+            state.quota = state.configured;
+            state.arrivals = Default::default();
+            (self.change, self.rush) = (true, true);
+        }
+        // Whoever leads the shard now may not have heard the target.
+        self.look = true;
+    }
+}

@@ -1,0 +1,85 @@
+//! How a replica becomes the primary: with a log that it has followed, and the follower's state that goes with it.
+//!
+//! Everything that was ever delivered is in that log, and positions follow from the order log alone, so the shard goes on
+//! where it stands. `PROTOCOL.md` §6.
+
+use super::{Pending, Shard, ShardConfig, ShardOut};
+use crate::duplicates::Duplicates;
+use crate::ledger::Ledger;
+use crate::types::{ClientId, Lsn, WindowMode};
+
+/// What a replica brings along.
+#[derive(Debug)]
+pub struct Inheritance {
+    /// Its state of the order log.
+    pub ledger: Ledger,
+    /// The sessions of all records below `from`.
+    pub duplicates: Duplicates,
+    /// What follows in the log is told with [`Shard::inherit`].
+    pub from: Lsn,
+    /// End of the log.
+    pub end: Lsn,
+    /// First slot after the last record.
+    pub records_lsn: Lsn,
+    /// Records in the log, ever.
+    pub records: u64,
+}
+
+impl Shard {
+    /// The shard of a new primary. Its further records are told with [`inherit`](Self::inherit), then
+    /// [`begin`](Self::begin) is called.
+    pub fn take_over(config: ShardConfig, inheritance: Inheritance) -> Shard {
+        let Inheritance { ledger, duplicates, from, end, records_lsn, records } = inheritance;
+        let shard = config.shard;
+        let mut new = Shard::with(config, ledger, duplicates);
+        new.committed = new.ledger.committed_lsn(shard);
+        invariant!(I4, end >= new.committed, "shard {shard}: bound slots below {} are not in the log", new.committed);
+        assert!(from <= end, "a log that ends at slot {end} has no slot {from}");
+        new.appended = end;
+        new.durable = new.committed;
+        new.placed = [new.committed; crate::limits::REPLICAS_MAX];
+        new.stats.records = records;
+        new.reported.records_lsn = records_lsn;
+        new
+    }
+
+    /// A record of the log that sessions are not known of yet, in log order.
+    pub fn inherit(&mut self, lsn: Lsn, client: ClientId, seq: u64) {
+        self.duplicates.replay(client, seq, lsn);
+        if lsn >= self.committed {
+            self.pending.push_back(Pending { lsn, client, seq });
+        }
+    }
+
+    /// Serves from now on. The placements of these replicas count; see [`set_counted`](Self::set_counted).
+    pub fn begin(&mut self, now_ns: u64, counted: u8, out: &mut impl ShardOut) {
+        let shard = self.config.shard;
+        self.counted = counted;
+        self.fixed = self.ledger.mode() == Some(WindowMode::Fixed);
+        self.granted = self.ledger.granted_lsn(shard).max(self.committed);
+        self.fixed_end = self.ledger.fixed_end(shard);
+        self.closed = !self.ledger.open(shard).unwrap_or(!self.config.standby);
+        (self.appended_at_ns, self.advanced_at_ns) = (now_ns, now_ns);
+        self.find_cut();
+        let starts = self.ledger.point_reached(shard, self.appended).and_then(|p| self.ledger.lsn_at(shard, p));
+        if starts != Some(self.appended) && (self.fixed || self.cut_end.is_some()) {
+            self.partial_since_ns = Some(now_ns);
+        }
+        // What is bound is reported by others' words; it must not be reported as less.
+        self.reported.point = self.ledger.point_reached(shard, self.committed).unwrap_or_default();
+        self.advance_durable(now_ns, out);
+        self.report_if_reached(now_ns, out);
+        self.fill_when_granted(now_ns, out);
+        self.send_report(now_ns, out);
+    }
+
+    /// The state of the order log, of a primary that is one no more.
+    pub fn into_ledger(self) -> Ledger {
+        self.ledger
+    }
+
+    /// The sessions that a replica which joins has to know of: their next number and the slot of their last record.
+    pub fn sessions(&self) -> impl Iterator<Item = (ClientId, u64, Lsn)> + '_ {
+        self.duplicates.sessions()
+    }
+}

@@ -1,0 +1,439 @@
+//! The duty cycle of a replica of a shard: it follows the order stream, and either leads its shard as primary (takes appends
+//! from the gate, replicates them, reports) or follows the primary's log.
+//!
+//! Who leads is said by the order log alone. Decisions of a primary are [`antelog_protocol::shard::Shard`]'s; these files
+//! move the bytes:
+//!
+//! * `leader` — a primary's work in a cycle;
+//! * `follower` — a backup's: what it checks and keeps;
+//! * `change` — how one becomes the other: promotion, fence, joining;
+//! * `peers` — the other replicas and what is said to them;
+//! * `order` — the order stream, snapshots of it, and questions to who leads the sequencers.
+
+mod change;
+mod follower;
+mod leader;
+mod order;
+mod peers;
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use antelog_protocol::ledger::Ledger;
+use antelog_protocol::limits::SEQUENCERS_MAX;
+use antelog_protocol::shard::ShardConfig;
+use antelog_protocol::wire::node::{NODE_MESSAGE_BYTES_MAX, NodeMessage, Place, Report};
+use antelog_protocol::{ReplicaId, ShardId};
+
+use self::follower::Follower;
+use self::leader::{Leader, LeaderCounters};
+use self::order::Questions;
+use self::peers::Peer;
+pub use self::peers::{PEERS_MAX, replica_peer, sequencer_peer};
+use super::agent::Agent;
+use super::bus::GatePort;
+use super::mailbox::{Admission, Mailbox, Notice};
+use super::sequencer::ORDER_CREDIT;
+use crate::channel::mirror::DRAINED_AT;
+use crate::counters::{Counter, Counters};
+use crate::log::{LogOptions, Verifier};
+use crate::mem::Region;
+use crate::transport::{DownReason, Event, MessageHandle, PeerId, RegionKey, RemoteOffset, Transport};
+
+pub use self::order::CHANGES_MAX;
+
+/// What a replica is made of, besides its transport.
+#[derive(Debug)]
+pub struct ReplicaParts<L> {
+    /// The protocol's options, and who this replica is. The epoch is the order log's to say.
+    pub config: ShardConfig,
+    /// Replicas that the shard is configured with.
+    pub replicas: u16,
+    /// Every report of a primary is held back this long, in nanoseconds: see
+    /// [`report_delay_us`](crate::config::ShardEntry::report_delay_us).
+    pub report_delay_ns: u64,
+    /// How the log is kept.
+    pub options: LogOptions,
+    /// The log: empty.
+    pub log: Verifier,
+    /// The gate.
+    pub gate: GatePort,
+    /// Connections come from here.
+    pub mailbox: Mailbox<Admission<L>>,
+    /// Losses are told here.
+    pub notices: Sender<Notice>,
+    /// Counters to publish in.
+    pub counters: Counters,
+}
+
+/// A sequencer member as this replica knows it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sequencer {
+    connected: bool,
+    /// The newest report has not left to it.
+    report_due: bool,
+}
+
+/// What a replica does at present.
+enum Life {
+    Following(Box<Follower>),
+    /// It is to lead, and waits for the others to shut the last primary out: those that have answered, by their bits.
+    Fencing(Box<Follower>, u8),
+    Leading(Box<Leader>),
+}
+
+/// See the module's text.
+pub struct ReplicaAgent<T: Transport> {
+    name: String,
+    shard: ShardId,
+    own: ReplicaId,
+    config: ShardConfig,
+    options: LogOptions,
+    transport: T,
+    region: Arc<Region>,
+    /// `None` only while one becomes another.
+    life: Option<Life>,
+    peers: Vec<Peer>,
+    /// The highest epoch that this replica has obeyed.
+    epoch: u32,
+    /// Whose writes are the log's.
+    primary: Option<u16>,
+    /// Where the primary was told that the log may be overwritten up to.
+    told: Place,
+    /// It may not have heard.
+    tell_again: bool,
+    /// Furthest that the log ever reached in this life of the region, in absolute bytes.
+    reached: u64,
+    sequencers: [Sequencer; SEQUENCERS_MAX],
+    questions: Questions,
+    gate: GatePort,
+    mailbox: Mailbox<Admission<T::Link>>,
+    notices: Sender<Notice>,
+    /// The newest report.
+    report: Report,
+    report_at_ns: u64,
+    report_delay_ns: u64,
+    /// When a report that is held back may leave; a newer one that takes its place does not wait anew.
+    report_due_ns: Option<u64>,
+    events: Box<[Event]>,
+    counters: ReplicaCounters,
+}
+
+struct ReplicaCounters {
+    leader: LeaderCounters,
+    verified: Counter,
+    is_primary: Counter,
+    epoch: Counter,
+    promotions: Counter,
+    demotions: Counter,
+    joins: Counter,
+}
+
+impl<T: Transport> ReplicaAgent<T> {
+    /// Builds the agent on the thread that will run it. `source` is the log's region as registered with the transport.
+    ///
+    /// # Errors
+    /// When the kernel has no memory for the control regions.
+    pub fn new(parts: ReplicaParts<T::Link>, source: RegionKey, transport: T) -> std::io::Result<ReplicaAgent<T>> {
+        let ReplicaParts { config, replicas, options, log, .. } = parts;
+        let (shard, own) = (config.shard, config.replica);
+        let region = log.region().clone();
+        let peers = peers::peers(own.number, replicas, source, region.len())?;
+        let ledger = Ledger::new(config.free_cuts_max);
+        let counters = ReplicaCounters {
+            leader: LeaderCounters::new(&parts.counters),
+            verified: parts.counters.register("verified_lsn"),
+            is_primary: parts.counters.register("is_primary"),
+            epoch: parts.counters.register("epoch"),
+            promotions: parts.counters.register("promotions"),
+            demotions: parts.counters.register("demotions"),
+            joins: parts.counters.register("joins"),
+        };
+        Ok(ReplicaAgent {
+            name: replica_name(shard, own.number),
+            shard,
+            own,
+            options,
+            transport,
+            region,
+            told: log.place(),
+            tell_again: false,
+            reached: log.at(),
+            life: Some(Life::Following(Box::new(Follower::new(&config, ledger, log)))),
+            config,
+            peers,
+            epoch: 0,
+            primary: None,
+            sequencers: [Sequencer::default(); SEQUENCERS_MAX],
+            questions: Questions::default(),
+            gate: parts.gate,
+            mailbox: parts.mailbox,
+            notices: parts.notices,
+            report: Report { shard, replica: own.number, incarnation: own.incarnation, ..Report::default() },
+            report_at_ns: 0,
+            report_delay_ns: parts.report_delay_ns,
+            report_due_ns: None,
+            events: vec![Event::Notified { peer: sequencer_peer(0), value: 0 }; 64].into_boxed_slice(),
+            counters,
+        })
+    }
+
+    /// From now on reports are held back this long, in nanoseconds: see [`ReplicaParts::report_delay_ns`].
+    pub fn set_report_delay(&mut self, delay_ns: u64) {
+        self.report_delay_ns = delay_ns;
+    }
+
+    /// Whether it leads its shard.
+    pub fn is_primary(&self) -> bool {
+        matches!(self.life, Some(Life::Leading(_)))
+    }
+
+    /// Its state of the order log.
+    pub fn ledger(&self) -> &Ledger {
+        match &self.life {
+            Some(Life::Leading(leader)) => leader.shard.ledger(),
+            Some(Life::Following(follower) | Life::Fencing(follower, _)) => &follower.ledger,
+            None => unreachable!("a replica is looked at while it changes"),
+        }
+    }
+
+    fn leader(&mut self) -> Option<&mut Leader> {
+        match &mut self.life {
+            Some(Life::Leading(leader)) => Some(leader),
+            _ => None,
+        }
+    }
+
+    fn follower(&mut self) -> Option<&mut Follower> {
+        match &mut self.life {
+            Some(Life::Following(follower) | Life::Fencing(follower, _)) => Some(follower),
+            _ => None,
+        }
+    }
+
+    fn peer(&mut self, number: u16) -> Option<&mut Peer> {
+        self.peers.iter_mut().find(|p| p.number == number)
+    }
+
+    fn admit(&mut self, now_ns: u64) -> usize {
+        let Some(Admission::Node { peer, link }) = self.mailbox.take() else { return 0 };
+        if let Some(sequencer) = self.sequencers.get_mut(usize::from(peer.0)) {
+            self.transport.admit(peer, link, &[]);
+            *sequencer = Sequencer { connected: true, report_due: true };
+            self.questions.ask_again();
+            self.report_now(now_ns);
+        } else if let Some(at) = self.peers.iter().position(|p| p.id() == peer) {
+            let exposed = [self.region.clone(), self.peers[at].mirror.control().clone()];
+            self.transport.admit(peer, link, &exposed);
+            let greeting = self.greeting();
+            self.peers[at].on_down();
+            self.peers[at].on_connected(greeting);
+            self.tell_again = true;
+            self.look_at_losses(now_ns);
+        }
+        1
+    }
+
+    fn take_events(&mut self, now_ns: u64) -> usize {
+        let count = self.transport.poll(&mut self.events);
+        for at in 0..count {
+            match self.events[at] {
+                Event::Placed { peer, token } => self.on_placed(now_ns, peer, token),
+                Event::Received { peer, message } => self.on_message(now_ns, peer, message),
+                Event::PeerDown { peer, reason } => self.on_down(now_ns, peer, reason),
+                // A backup verified further, or the primary wrote: the words are read where they are needed.
+                Event::Notified { .. } => {}
+            }
+        }
+        count
+    }
+
+    fn on_message(&mut self, now_ns: u64, peer: PeerId, handle: MessageHandle) {
+        let from_sequencer = usize::from(peer.0) < SEQUENCERS_MAX;
+        let understood = if from_sequencer {
+            self.on_sequencer_message(now_ns, peer, handle)
+        } else {
+            let message = match NodeMessage::decode(self.transport.message(handle)) {
+                Ok(NodeMessage::Greeting(greeting)) => Some(NodeMessage::Greeting(greeting)),
+                Ok(NodeMessage::Start(place)) => Some(NodeMessage::Start(place)),
+                Ok(NodeMessage::Started(place)) => Some(NodeMessage::Started(place)),
+                Ok(NodeMessage::Fence(place)) => Some(NodeMessage::Fence(place)),
+                Ok(NodeMessage::Fenced(place)) => Some(NodeMessage::Fenced(place)),
+                Ok(NodeMessage::Session { client, next_seq, last_lsn }) => {
+                    Some(NodeMessage::Session { client, next_seq, last_lsn })
+                }
+                _ => None,
+            };
+            message.is_some_and(|message| self.on_replica_message(now_ns, peer, message))
+        };
+        self.transport.release(handle);
+        if !understood {
+            // Its sender does not speak the protocol.
+            self.cut_off(now_ns, peer, DownReason::Protocol);
+        }
+    }
+
+    /// Nothing of this peer lands any more; whoever made the connection makes another.
+    fn cut_off(&mut self, now_ns: u64, peer: PeerId, reason: DownReason) {
+        self.transport.fence(peer);
+        self.on_down(now_ns, peer, reason);
+    }
+
+    fn on_down(&mut self, now_ns: u64, peer: PeerId, reason: DownReason) {
+        if let Some(sequencer) = self.sequencers.get_mut(usize::from(peer.0)) {
+            sequencer.connected = false;
+            self.questions.on_sequencer_down(peer);
+        } else if let Some(at) = self.peers.iter().position(|p| p.id() == peer) {
+            self.peers[at].on_down();
+            self.look_at_losses(now_ns);
+        }
+        // The control thread may be gone already when the node stops.
+        let _ = self.notices.send(Notice::PeerDown { agent: self.name.clone(), peer, reason });
+    }
+
+    /// Replicas without a connection, by their bits.
+    fn lost(&self) -> u8 {
+        self.peers.iter().filter(|p| !p.connected).fold(0, |bits, p| bits | p.bit())
+    }
+
+    /// Tells the sequencers when connections to other replicas came or went.
+    fn look_at_losses(&mut self, now_ns: u64) {
+        let lost = self.lost();
+        if self.report.lost != lost || self.is_primary() {
+            self.report.lost = lost;
+            self.report_now(now_ns);
+        }
+    }
+
+    /// Sends the report again as soon as may be: something in it changed that somebody waits for.
+    fn report_now(&mut self, now_ns: u64) {
+        match &mut self.life {
+            Some(Life::Leading(_)) => self.report_as_leader(now_ns),
+            Some(Life::Following(follower) | Life::Fencing(follower, _)) => {
+                let m = follower.ledger.membership(self.shard);
+                self.report = Report {
+                    shard: self.shard,
+                    replica: self.own.number,
+                    incarnation: self.own.incarnation,
+                    epoch: m.map_or(0, |m| m.epoch),
+                    change: m.map_or(0, |m| m.change),
+                    lost: self.report.lost,
+                    view: follower.ledger.view(),
+                    durable_lsn: follower.log.lsn(),
+                    appended_lsn: follower.log.lsn(),
+                    applied_index: follower.ledger.applied_index(),
+                    ..Report::default()
+                };
+                self.spread_report();
+            }
+            None => {}
+        }
+    }
+
+    /// The newest report goes to every sequencer.
+    fn spread_report(&mut self) {
+        self.sequencers.iter_mut().for_each(|s| s.report_due = true);
+    }
+
+    fn send_reports(&mut self, now_ns: u64) {
+        if !self.sequencers.iter().any(|s| s.connected && s.report_due) {
+            return;
+        }
+        let delay_ns = if self.is_primary() { self.report_delay_ns } else { 0 };
+        let due_ns = *self.report_due_ns.get_or_insert(now_ns + delay_ns);
+        if due_ns > now_ns {
+            return;
+        }
+        self.report_due_ns = None;
+        self.report_at_ns = now_ns + self.config.report_every_ns;
+        let mut buffer = [0; NODE_MESSAGE_BYTES_MAX];
+        let len = NodeMessage::Report(self.report).encode(&mut buffer);
+        for (member, sequencer) in (0..).zip(&mut self.sequencers) {
+            if sequencer.connected && sequencer.report_due {
+                sequencer.report_due = self.transport.send(sequencer_peer(member), &buffer[..len]).is_err();
+            }
+        }
+    }
+
+    /// What a follower does in a cycle: checks the log, and says how far it may be overwritten.
+    fn follow(&mut self, now_ns: u64) -> usize {
+        let Some(Life::Following(follower) | Life::Fencing(follower, _)) = &mut self.life else { return 0 };
+        let primary = self.peers.iter().find(|p| Some(p.number) == self.primary);
+        let end = primary.map_or(0, Peer::end);
+        let mut work = follower.verify(&self.name, end);
+        work += follower.learn();
+        self.reached = self.reached.max(follower.log.at());
+        let (bound, applied) = (follower.bound(), follower.ledger.applied_index());
+        self.counters.verified.set(follower.log.lsn().0);
+        // Told often enough that the primary never waits, and no more often: each time is a message.
+        let untold = bound.at_bytes.saturating_sub(self.told.at_bytes);
+        if let Some(peer) = primary.filter(|p| p.greeting.is_some())
+            && (untold >= self.region.len() as u64 / 16 || (self.tell_again && bound.at_bytes > 0))
+        {
+            let remote = RemoteOffset { region: crate::channel::mirror::CONTROL_REGION, offset: DRAINED_AT };
+            let word = bound.at_bytes.to_le_bytes();
+            if self.transport.write_inline(peer.id(), &word, remote, Some(0)).is_ok() {
+                (self.told, self.tell_again) = (bound, false);
+            }
+        }
+        if now_ns >= self.report_at_ns || applied - self.report.applied_index >= ORDER_CREDIT / 2 {
+            self.report_at_ns = now_ns + self.config.report_every_ns;
+            self.report_now(now_ns);
+        }
+        work
+    }
+}
+
+/// The name of a replica's agent.
+pub fn replica_name(shard: ShardId, number: u16) -> String {
+    format!("replica-{shard}-{number}")
+}
+
+impl<T: Transport> Agent for ReplicaAgent<T> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn duty_cycle(&mut self, now_ns: u64) -> usize {
+        self.look_at_room();
+        let mut work = self.take_events(now_ns);
+        if !self.is_primary() {
+            // The acknowledgement of what has landed: the primary waits for it, and not for the verification.
+            self.transport.flush();
+        }
+        work += self.admit(now_ns);
+        work += self.take_requests(now_ns);
+        work += self.lead_on_time(now_ns);
+        let followed = self.follow(now_ns);
+        if work > 0 {
+            self.publish();
+        }
+        for peer in &mut self.peers {
+            peer.send(&mut self.transport);
+        }
+        self.send_log(now_ns);
+        self.send_reports(now_ns);
+        self.send_questions();
+        self.transport.flush();
+        work + followed
+    }
+
+    fn deadline_ns(&self) -> Option<u64> {
+        let connected = self.sequencers.iter().any(|s| s.connected);
+        let held_ns = self.report_due_ns.filter(|_| connected);
+        let own_ns = match &self.life {
+            Some(Life::Leading(leader)) => Some(leader.shard.deadline_ns()),
+            _ => connected.then_some(self.report_at_ns),
+        };
+        own_ns.into_iter().chain(held_ns).min()
+    }
+
+    fn wait_fds(&self, fds: &mut Vec<RawFd>) {
+        self.transport.wait_fds(fds);
+    }
+
+    fn prepare_wait(&mut self) -> bool {
+        self.transport.prepare_wait() || self.mailbox.waits() || self.requests_wait()
+    }
+}

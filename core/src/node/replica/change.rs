@@ -1,0 +1,376 @@
+//! How a replica comes to lead, to follow another, and to join. `PROTOCOL.md` §6.
+//!
+//! A promoted replica shuts the last primary out of its own memory, finds the end of its log, and has the other members do the
+//! same and conform; only when all have answered does it serve. Whoever is no member is given the log by the primary, from a
+//! place that both have or from where the primary's begins, and becomes one when it has everything.
+
+use antelog_protocol::ReplicaId;
+use antelog_protocol::ledger::Ledger;
+use antelog_protocol::mutant::{Mutant, planted};
+use antelog_protocol::shard::ShardConfig;
+use antelog_protocol::wire::node::{Greeting, NodeMessage, Place};
+
+use super::follower::Follower;
+use super::leader::Leader;
+use super::peers::Standing;
+use super::{Life, ReplicaAgent};
+use crate::log::Retention;
+use crate::transport::{DownReason, PeerId, Transport};
+
+/// Bytes beyond the end of a log that one write may have begun to overwrite.
+const WRITE_BYTES_MAX: u64 = 512 << 10;
+
+impl<T: Transport> ReplicaAgent<T> {
+    pub(super) fn greeting(&mut self) -> Greeting {
+        let bound = self.follower().map_or(Place::default(), Follower::offer);
+        Greeting { incarnation: self.own.incarnation, epoch: self.epoch, bound }
+    }
+
+    /// False when a replica does not say such a thing.
+    pub(super) fn on_replica_message(&mut self, now_ns: u64, peer: PeerId, message: NodeMessage<'static>) -> bool {
+        let Some(at) = self.peers.iter().position(|p| p.id() == peer) else { return false };
+        match message {
+            NodeMessage::Greeting(greeting) => {
+                self.peers[at].greeting = Some(greeting);
+                self.meet(now_ns, at);
+            }
+            NodeMessage::Start(place) => self.on_start(now_ns, at, place),
+            NodeMessage::Session { client, next_seq, last_lsn } => {
+                if self.primary == Some(self.peers[at].number)
+                    && let Some(follower) = self.follower()
+                {
+                    follower.session(client, next_seq, last_lsn);
+                }
+            }
+            NodeMessage::Started(place) => self.on_started(now_ns, at, place),
+            NodeMessage::Fence(place) => self.on_fence(now_ns, at, place),
+            NodeMessage::Fenced(place) => self.on_fenced(now_ns, at, place),
+            _ => return false,
+        }
+        true
+    }
+
+    /// A replica is there: a primary goes on with it where it was, or has it join.
+    fn meet(&mut self, now_ns: u64, at: usize) {
+        let epoch = self.epoch;
+        let Some(replica) = self.peers[at].replica() else { return };
+        match &mut self.life {
+            Some(Life::Leading(leader)) => {
+                if self.peers[at].greeting.is_some_and(|g| g.epoch > epoch) {
+                    return; // The order stream will say who leads.
+                }
+                let peer = &mut self.peers[at];
+                let same = peer.incarnation == replica.incarnation || planted(Mutant::ResumeAtTheOldOffset);
+                let held = leader.shard.ledger().membership(self.shard).is_some_and(|m| m.holds(replica));
+                match peer.standing {
+                    Standing::Member if same && (held || planted(Mutant::ResumeAtTheOldOffset)) => {
+                        peer.mirror.on_connected();
+                    }
+                    Standing::Joining if same => peer.mirror.on_connected(),
+                    _ => {
+                        peer.standing = Standing::Stranger;
+                        self.have_one_join();
+                    }
+                }
+            }
+            Some(Life::Fencing(..)) => self.ask_for_fence(now_ns, at),
+            _ => {}
+        }
+    }
+
+    /// Gives the log to a replica that is connected and no member, one at a time.
+    fn have_one_join(&mut self) {
+        let Some(Life::Leading(leader)) = &mut self.life else { return };
+        let busy = leader.joiner.is_some()
+            || self
+                .peers
+                .iter()
+                .any(|p| p.connected && matches!(p.standing, Standing::Starting(_) | Standing::Joining));
+        let membership = leader.shard.ledger().membership(self.shard);
+        let waits = |p: &&mut super::Peer| {
+            let fits = p.greeting.is_some_and(|g| g.epoch <= self.epoch);
+            // A member's other life is no member; it joins when the first is dropped.
+            let is_free = membership.is_some_and(|m| m.member(p.number).is_none());
+            p.standing == Standing::Stranger && fits && is_free
+        };
+        let Some(peer) = self.peers.iter_mut().find(waits).filter(|_| !busy) else { return };
+        let Some(greeting) = peer.greeting else { return };
+        let own = Place { epoch: self.epoch, ..greeting.bound };
+        let place = if greeting.bound.at_bytes > 0 && leader.log.has_place(own) {
+            own
+        } else {
+            match leader.log.first_place() {
+                Some(first) => Place { epoch: self.epoch, ..first },
+                None => return,
+            }
+        };
+        peer.incarnation = greeting.incarnation;
+        peer.standing = Standing::Starting(place);
+        peer.say(NodeMessage::Start(place));
+        for (client, next_seq, last_lsn) in leader.shard.sessions() {
+            peer.say(NodeMessage::Session { client, next_seq, last_lsn });
+        }
+        self.counters.joins.add(1);
+    }
+
+    fn on_start(&mut self, now_ns: u64, at: usize, place: Place) {
+        if place.epoch < self.epoch {
+            return; // A primary of the past.
+        }
+        if self.is_primary() {
+            self.step_down(now_ns);
+        }
+        self.obey(place.epoch, at);
+        let Some(Life::Following(follower)) = &mut self.life else { return };
+        // An empty log may begin in any epoch; what follows has entries of their own.
+        follower.start(Place { epoch: 0, ..place });
+        self.reached = place.at_bytes;
+        self.told = place;
+        self.tell_again = true;
+        self.peers[at].say(NodeMessage::Started(place));
+    }
+
+    fn on_started(&mut self, now_ns: u64, at: usize, place: Place) {
+        let Some(Life::Leading(leader)) = &mut self.life else { return };
+        let peer = &mut self.peers[at];
+        if peer.standing != Standing::Starting(place) {
+            return;
+        }
+        peer.restart(place.at_bytes);
+        peer.standing = Standing::Joining;
+        leader.shard.restart_replica(peer.number, place.lsn);
+        let id = peer.id();
+        self.count_joiner(now_ns, id);
+    }
+
+    /// Follows this replica from now on: nobody else's writes are the log's.
+    fn obey(&mut self, epoch: u32, at: usize) {
+        if self.primary == Some(self.peers[at].number) && epoch == self.epoch {
+            self.peers[at].forget_end();
+            return;
+        }
+        self.epoch = self.epoch.max(epoch);
+        let last = self.primary.replace(self.peers[at].number);
+        self.peers[at].forget_end();
+        self.shut_out(last.filter(|number| *number != self.peers[at].number));
+        self.counters.epoch.set(self.epoch.into());
+    }
+
+    /// Nothing that this replica writes lands here any more.
+    fn shut_out(&mut self, number: Option<u16>) {
+        let Some(peer) = number.and_then(|number| self.peer(number)).filter(|p| p.connected) else { return };
+        let id = peer.id();
+        peer.on_down();
+        self.transport.fence(id);
+        self.tell_down(id);
+    }
+
+    fn tell_down(&self, peer: PeerId) {
+        let reason = DownReason::Closed;
+        let notice = crate::node::mailbox::Notice::PeerDown { agent: self.name.clone(), peer, reason };
+        let _ = self.notices.send(notice);
+    }
+
+    fn on_fence(&mut self, now_ns: u64, at: usize, end: Place) {
+        if end.epoch < self.epoch && !planted(Mutant::ObeyOldFences) {
+            return;
+        }
+        self.obey(end.epoch, at);
+        if self.is_primary() {
+            self.step_down(now_ns);
+        }
+        let Some(Life::Following(follower) | Life::Fencing(follower, _)) = &mut self.life else { return };
+        self.reached = self.reached.max(follower.log.at());
+        let place = follower.conform(Place { epoch: 0, ..end });
+        self.tell_again = true;
+        self.peers[at].say(NodeMessage::Fenced(Place { epoch: end.epoch, ..place }));
+        self.report_now(now_ns);
+    }
+
+    fn on_fenced(&mut self, now_ns: u64, at: usize, place: Place) {
+        let Some(Life::Fencing(_, answered)) = &mut self.life else { return };
+        if place.epoch != self.epoch {
+            return;
+        }
+        *answered |= self.peers[at].bit();
+        let peer = &mut self.peers[at];
+        peer.incarnation = peer.greeting.map_or(0, |g| g.incarnation);
+        peer.standing = Standing::Starting(place);
+        self.serve_when_fenced(now_ns);
+    }
+
+    /// The order log says who holds this shard's log.
+    pub(super) fn on_members_changed(&mut self, now_ns: u64) {
+        let Some(m) = self.ledger().membership(self.shard) else { return };
+        let (epoch, primary) = (m.epoch, m.primary);
+        let leads = m.holds(self.own) && primary == self.own.number;
+        match &self.life {
+            Some(Life::Leading(_)) if leads && epoch == self.epoch => self.keep_leading(now_ns),
+            Some(Life::Leading(_)) => self.step_down(now_ns),
+            Some(Life::Fencing(..)) if leads && epoch == self.epoch => self.serve_when_fenced(now_ns),
+            _ => {}
+        }
+        if epoch > self.epoch && leads {
+            self.be_promoted(now_ns, epoch);
+        } else if epoch > self.epoch {
+            if let Some(Life::Fencing(..)) = &self.life
+                && let Some(Life::Fencing(follower, _)) = self.life.take()
+            {
+                self.life = Some(Life::Following(follower));
+            }
+            match self.peers.iter().position(|p| p.number == primary) {
+                Some(at) => self.obey(epoch, at),
+                None => self.epoch = epoch,
+            }
+        }
+        self.report_now(now_ns);
+    }
+
+    /// Still the primary: members came or went.
+    fn keep_leading(&mut self, now_ns: u64) {
+        let Some(Life::Leading(leader)) = &mut self.life else { return };
+        let Some(m) = leader.shard.ledger().membership(self.shard) else { return };
+        let mut dropped = Vec::new();
+        for peer in &mut self.peers {
+            let is_member = m.holds(ReplicaId { number: peer.number, incarnation: peer.incarnation });
+            if is_member {
+                peer.standing = Standing::Member;
+            } else if peer.standing == Standing::Member
+                || leader.joiner.is_some_and(|joiner| joiner.number == peer.number)
+            {
+                peer.standing = Standing::Stranger;
+                dropped.push(peer.number);
+            }
+        }
+        leader.joiner = None;
+        self.recount(now_ns);
+        for number in dropped {
+            // What was under way to it must not land behind what it is told now.
+            self.shut_out(Some(number));
+        }
+        self.have_one_join();
+    }
+
+    /// It leads from this epoch on, once nobody else can write.
+    fn be_promoted(&mut self, now_ns: u64, epoch: u32) {
+        let last = self.primary.take();
+        self.shut_out(last);
+        self.epoch = epoch;
+        let life = self.life.take();
+        let Some(Life::Following(mut follower) | Life::Fencing(mut follower, _)) = life else {
+            unreachable!("a primary stepped down before it is promoted")
+        };
+        follower.log.find_end();
+        self.reached = self.reached.max(follower.log.at());
+        self.life = Some(Life::Fencing(follower, 0));
+        self.counters.promotions.add(1);
+        self.counters.epoch.set(epoch.into());
+        for at in 0..self.peers.len() {
+            self.peers[at].standing = Standing::Stranger;
+            self.ask_for_fence(now_ns, at);
+        }
+        self.serve_when_fenced(now_ns);
+    }
+
+    fn ask_for_fence(&mut self, _now_ns: u64, at: usize) {
+        let Some(Life::Fencing(follower, _)) = &self.life else { return };
+        let end = Place { epoch: self.epoch, ..follower.log.place() };
+        let members = follower.ledger.membership(self.shard);
+        let peer = &mut self.peers[at];
+        if peer.replica().is_some_and(|replica| members.is_some_and(|m| m.holds(replica))) {
+            peer.say(NodeMessage::Fence(end));
+        }
+    }
+
+    /// Serves as soon as all other members have answered.
+    fn serve_when_fenced(&mut self, now_ns: u64) {
+        let own = self.own.number;
+        let Some(Life::Fencing(follower, answered)) = &self.life else { return };
+        let Some(m) = follower.ledger.membership(self.shard) else { return };
+        let others = m.members.iter().filter(|member| member.number != own).fold(0u8, |bits, o| bits | 1 << o.number);
+        if others & !answered != 0 && !planted(Mutant::ServeUnfenced) {
+            return;
+        }
+        let Some(Life::Fencing(follower, _)) = self.life.take() else { return };
+        let config = ShardConfig { epoch: self.epoch, replica: self.own, ..self.config.clone() };
+        let drained = self.overwritten(follower.log.head());
+        let (shard, log) = follower.take_over(config, self.options, drained);
+        let mut leader = Box::new(Leader::new(shard, log));
+        for peer in self.peers.iter_mut().filter(|p| others & p.bit() != 0) {
+            if let Standing::Starting(place) = peer.standing {
+                peer.restart(place.at_bytes);
+                peer.standing = Standing::Member;
+                leader.shard.restart_replica(peer.number, place.lsn);
+            }
+        }
+        leader.begin(now_ns, others, &mut self.gate.answers);
+        self.life = Some(Life::Leading(leader));
+        self.counters.is_primary.set(1);
+        self.publish();
+        self.gate.progress.set_serving(true);
+        self.gate.waker.wake();
+        self.report_now(now_ns);
+        self.have_one_join();
+    }
+
+    /// The place before which the last primary may have overwritten the log.
+    fn overwritten(&self, head: u64) -> Place {
+        let lapped = (self.reached + WRITE_BYTES_MAX).saturating_sub(self.region.len() as u64) > head;
+        if self.options.retention == Retention::Recycle && lapped { self.told } else { Place::default() }
+    }
+
+    /// A primary no more: another leads, or the shard is lost. What is not bound is given back.
+    fn step_down(&mut self, now_ns: u64) {
+        let Some(Life::Leading(leader)) = self.life.take() else { return };
+        self.gate.progress.set_serving(false);
+        self.gate.waker.wake();
+        self.counters.is_primary.set(0);
+        self.counters.demotions.add(1);
+        // What is under way comes from the region.
+        for number in self.peers.iter().filter(|p| p.connected).map(|p| p.number).collect::<Vec<_>>() {
+            self.shut_out(Some(number));
+        }
+        self.peers.iter_mut().for_each(|p| p.standing = Standing::Stranger);
+        let Leader { shard, log, .. } = *leader;
+        let committed = shard.committed();
+        self.reached = log.tail();
+        let log = log.give_up(committed);
+        self.told = log.place();
+        self.life = Some(Life::Following(Box::new(Follower::new(&self.config, shard.into_ledger(), log))));
+        self.look_at_losses(now_ns);
+    }
+
+    /// A shard was lost as a whole: if it is this one, nobody leads it.
+    pub(super) fn on_view_changed(&mut self, now_ns: u64) {
+        if !self.ledger().has_failed(self.shard) {
+            return;
+        }
+        self.step_down(now_ns);
+        let last = self.primary.take();
+        self.shut_out(last);
+        self.life = match self.life.take() {
+            Some(Life::Following(mut follower) | Life::Fencing(mut follower, _)) => {
+                follower.keep_what_is_bound();
+                Some(Life::Following(follower))
+            }
+            life => life,
+        };
+        self.report_now(now_ns);
+    }
+
+    /// The order log was told anew: whoever was so far behind leads nothing.
+    pub(super) fn follow_anew(&mut self, now_ns: u64, ledger: Ledger) {
+        self.step_down(now_ns);
+        self.life = match self.life.take() {
+            Some(Life::Following(mut follower) | Life::Fencing(mut follower, _)) => {
+                follower.ledger = ledger;
+                Some(Life::Following(follower))
+            }
+            life => life,
+        };
+        self.on_members_changed(now_ns);
+        if self.ledger().has_failed(self.shard) {
+            self.on_view_changed(now_ns);
+        }
+    }
+}
