@@ -101,8 +101,10 @@ pub fn embedded_config(shards: u16, clients: &str, quota: u32) -> Config {
             transport: None,
             rdma_device: None,
         };
-        config.nodes.push(NodeEntry { clients: Some(clients.into()), ..node(1 + 2 * shard, Role::Primary) });
-        config.nodes.push(NodeEntry { listen: Some("127.0.0.1:0".into()), ..node(2 + 2 * shard, Role::Backup) });
+        let clients = Some(clients.to_owned());
+        config.nodes.push(NodeEntry { clients: clients.clone(), ..node(1 + 2 * shard, Role::Primary) });
+        let listen = Some("127.0.0.1:0".to_owned());
+        config.nodes.push(NodeEntry { listen, clients, ..node(2 + 2 * shard, Role::Backup) });
     }
     config
 }

@@ -60,8 +60,6 @@ pub struct SequencerConfig {
     pub suspect_ns: u64,
     /// A lost connection to a replica that nobody else can speak for has this long to come back, in nanoseconds.
     pub lost_grace_ns: u64,
-    /// Members that a shard begins with; its further replicas are spares.
-    pub members: u16,
     /// Cuts of free windows remembered by the ledger.
     pub free_cuts_max: usize,
 }
@@ -77,6 +75,8 @@ pub struct MemberConfig {
     pub standby: bool,
     /// Its replicas, spares included. 0: they are nobody's business here, as where only the ordering is looked at.
     pub replicas: u16,
+    /// Of those the first so many are its members when it begins; the others are spares.
+    pub members: u16,
 }
 
 /// What the sequencer makes the world do.

@@ -12,7 +12,7 @@ pub mod raft;
 mod store;
 pub mod wire;
 
-pub use raft::{Garbage, GroupParts, Learned, RaftGroup};
+pub use raft::{Garbage, GroupParts, Learned, RaftGroup, member_id};
 
 /// Who commits.
 pub enum Group {

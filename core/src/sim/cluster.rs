@@ -99,6 +99,7 @@ pub(super) fn protocol_configs(knobs: &Knobs) -> (SequencerConfig, Vec<ShardConf
                 quota: *quota,
                 standby: policy.stands_by(id),
                 replicas: 1 + knobs.backups,
+                members: 1 + knobs.backups,
             })
             .collect(),
         adaptive_quotas: policy.adaptive_quotas,
@@ -108,7 +109,6 @@ pub(super) fn protocol_configs(knobs: &Knobs) -> (SequencerConfig, Vec<ShardConf
         ground_windows: policy.ground_windows,
         suspect_ns: knobs.suspect_ns,
         lost_grace_ns: knobs.lost_grace_ns,
-        members: 1 + knobs.backups,
         free_cuts_max: knobs.free_cuts_max,
     };
     let shard = |shard| ShardConfig {

@@ -25,11 +25,11 @@ pub const COUNTED: [(&str, &str); 8] = [
     ("sequencer", "reports"),
     ("sequencer", "cuts"),
     ("sequencer", "quota_changes"),
-    ("shard-", "records"),
-    ("shard-", "no_ops"),
-    ("shard-", "fills_by_age"),
-    ("shard-", "fills_by_target"),
-    ("shard-", "fills_ahead"),
+    ("replica-", "records"),
+    ("replica-", "no_ops"),
+    ("replica-", "fills_by_age"),
+    ("replica-", "fills_by_target"),
+    ("replica-", "fills_ahead"),
 ];
 /// Names the change that a setup asks for; questions for the membership have other tokens.
 const CHANGE_TOKEN: u64 = 0;

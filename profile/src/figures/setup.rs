@@ -145,6 +145,8 @@ impl Setup {
             window_cuts: self.window_cuts,
             tick_ns: model.tick_ns(),
             // A quarter of the default `suspect_ms`.
+            suspect_ns: 400_000_000,
+            lost_grace_ns: 200_000_000,
             report_every_ns: 50_000_000,
             quotas: self.quotas.clone(),
             record_bytes_max: model.record_bytes as u32,

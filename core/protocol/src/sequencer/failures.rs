@@ -134,21 +134,10 @@ impl Sequencer {
             return None;
         }
         match self.ledger.membership(self.shards[at].shard) {
-            None => self.first_members(replicas),
+            None => first_members(replicas, self.config.shards[at].members),
             Some(m) if m.has_failed() => self.returning(now_ns, replicas, m),
             Some(m) => self.lost_or_gained(now_ns, replicas, m),
         }
-    }
-
-    /// A shard begins with all its replicas but the spares.
-    fn first_members(&self, replicas: &[ReplicaState]) -> Option<Decision> {
-        let there = |r: &&ReplicaState| r.connected && r.incarnation != 0;
-        let all = replicas.iter().take(self.config.members.into());
-        if all.clone().filter(there).count() < all.len() {
-            return None;
-        }
-        let members = (0..).zip(all).map(|(number, r)| ReplicaId { number, incarnation: r.incarnation });
-        Some(Decision::Members { epoch: 1, primary: 0, members: members.collect() })
     }
 
     /// The replica that has kept most of a lost shard's log goes on with it; the others join it.
@@ -256,4 +245,15 @@ impl Sequencer {
         // Whoever leads the shard now may not have heard the target.
         self.look = true;
     }
+}
+
+/// A shard begins with all its replicas but the spares.
+fn first_members(replicas: &[ReplicaState], members: u16) -> Option<Decision> {
+    let there = |r: &&ReplicaState| r.connected && r.incarnation != 0;
+    let all = replicas.iter().take(members.into());
+    if all.clone().filter(there).count() < all.len() {
+        return None;
+    }
+    let members = (0..).zip(all).map(|(number, r)| ReplicaId { number, incarnation: r.incarnation });
+    Some(Decision::Members { epoch: 1, primary: 0, members: members.collect() })
 }

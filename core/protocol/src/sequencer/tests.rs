@@ -28,7 +28,7 @@ fn sequencer(ordering: Ordering, window_cuts: u32) -> Sequencer {
 
 /// Three shards with quotas 2, 3, 2, a tick of 1000 ns, and nothing that adapts.
 fn config(ordering: Ordering, window_cuts: u32) -> SequencerConfig {
-    let shard = |id, quota| MemberConfig { shard: ShardId(id), quota, standby: false, replicas: 0 };
+    let shard = |id, quota| MemberConfig { shard: ShardId(id), quota, standby: false, replicas: 0, members: 0 };
     SequencerConfig {
         tick_ns: 1000,
         tick_phase_ns: 300,
@@ -44,7 +44,6 @@ fn config(ordering: Ordering, window_cuts: u32) -> SequencerConfig {
         free_cuts_max: 64,
         suspect_ns: 200_000_000,
         lost_grace_ns: 5_000_000,
-        members: 2,
     }
 }
 

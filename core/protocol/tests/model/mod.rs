@@ -168,6 +168,7 @@ impl Cluster {
             quota: model.quota,
             standby: id >= model.shards - model.standby,
             replicas: 0,
+            members: 0,
         });
         let members: Vec<MemberConfig> = members.collect();
         let sequencer = Sequencer::new(SequencerConfig {
@@ -184,7 +185,6 @@ impl Cluster {
             ground_windows: model.ground_windows,
             suspect_ns: 200 * TICK,
             lost_grace_ns: 5 * TICK,
-            members: 2,
             free_cuts_max: 4096,
         });
         let shard = |m: &MemberConfig| {

@@ -164,9 +164,12 @@ impl Storage for Store {
         Ok(self.last())
     }
 
-    fn snapshot(&self, request_index: u64, _to: u64) -> Result<Snapshot> {
-        // It must reach what the log still has.
-        if !self.snapshot.is_empty() && self.snapshot.get_metadata().index >= self.before.0.max(request_index) {
+    fn snapshot(&self, request_index: u64, to: u64) -> Result<Snapshot> {
+        let meta = self.snapshot.get_metadata();
+        let conf = meta.get_conf_state();
+        // It must reach what the log still has, and know of the member, which refuses it otherwise.
+        let knows = conf.voters.contains(&to) || conf.learners.contains(&to);
+        if !self.snapshot.is_empty() && knows && meta.index >= self.before.0.max(request_index) {
             return Ok(self.snapshot.clone());
         }
         self.wanted.set(true);
