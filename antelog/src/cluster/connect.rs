@@ -271,7 +271,7 @@ pub(super) fn cluster_map(config: &Config) -> ClusterMap {
     let mut shards: Vec<(ShardId, String)> = config
         .nodes
         .iter()
-        .filter(|n| serves_clients(n.role))
+        .filter(|n| n.role == Role::Primary)
         .filter_map(|n| Some((n.shard_id()?, n.clients.clone()?)))
         .collect();
     shards.sort();
