@@ -109,7 +109,8 @@ pub fn embedded_config(shards: u16, clients: &str, quota: u32) -> Config {
     config
 }
 
-fn one_three_or_five(text: &str) -> Result<u16, String> {
+/// The number of sequencers on a command line.
+pub fn one_three_or_five(text: &str) -> Result<u16, String> {
     match text.parse() {
         Ok(count @ (1 | 3 | 5)) => Ok(count),
         _ => Err("a cluster has 1, 3 or 5 sequencers".into()),

@@ -23,6 +23,8 @@ pub struct Overrides {
     pub load_ns: Option<u64>,
     /// How positions are bound.
     pub ordering: Option<Ordering>,
+    /// Number of sequencers.
+    pub sequencers: Option<u16>,
 }
 
 /// How large records are.
@@ -129,6 +131,10 @@ pub struct Knobs {
     pub shards: u16,
     /// Backups of each shard.
     pub backups: u16,
+    /// Sequencers: 1, 3 or 5.
+    pub sequencers: u16,
+    /// The tick of their group, in nanoseconds: ten of them without a leader's sign of life begin an election.
+    pub raft_tick_ns: u64,
     /// Processes that serve shards, each with a gate.
     pub processes: u16,
     /// All agents of a process share a thread.
@@ -187,6 +193,8 @@ impl Knobs {
     /// Draws the knobs of a seed.
     pub fn draw(seed: u64, overrides: &Overrides) -> Knobs {
         let rng = &mut Rng::new(seed, 1);
+        // Others' draws do not depend on these.
+        let group = &mut Rng::new(seed, 6);
         let many = rng.percent(6);
         let drawn = if many { rng.range(9, 64) } else { rng.pick(&[2, 2, 2, 3, 3, 4, 5, 8]) };
         let shards = overrides.shards.unwrap_or(drawn as u16).max(1);
@@ -220,6 +228,8 @@ impl Knobs {
             seed,
             shards,
             backups,
+            sequencers: overrides.sequencers.unwrap_or(group.pick(&[1, 1, 1, 3, 3, 5])),
+            raft_tick_ns: group.scale(500_000, 5_000_000),
             processes: rng.range(1, u64::from(shards.min(4))) as u16,
             shared_threads: rng.percent(40),
             ordering,
@@ -261,9 +271,14 @@ impl Knobs {
         self.ordering != Ordering::Fixed || self.policy.change_every_ns.is_some()
     }
 
-    /// Backups, primaries, gates and the sequencer: how many agents there are.
+    /// Replicas, gates and sequencers: how many agents there are.
     pub fn agents(&self) -> usize {
-        self.replicas() + usize::from(self.processes) + 1
+        self.replicas() + usize::from(self.processes) + usize::from(self.sequencers)
+    }
+
+    /// A sequencer's number among the agents.
+    pub fn sequencer(&self, member: u16) -> usize {
+        self.replicas() + usize::from(self.processes) + usize::from(member)
     }
 
     /// Replicas of all shards, which are the first agents.
@@ -342,10 +357,13 @@ impl fmt::Display for Knobs {
         quotas.dedup();
         writeln!(
             f,
-            "seed={} shards={} backups={} processes={} shared_threads={} ordering={} window_cuts={} tick_ns={}",
+            "seed={} shards={} backups={} sequencers={} raft_tick_ns={} processes={} shared_threads={} ordering={} \
+             window_cuts={} tick_ns={}",
             self.seed,
             self.shards,
             self.backups,
+            self.sequencers,
+            self.raft_tick_ns,
             self.processes,
             self.shared_threads,
             self.ordering.name(),

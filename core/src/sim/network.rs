@@ -132,6 +132,8 @@ pub struct Network {
     pub(super) trace: Trace,
     pub(super) seen: Seen,
     pub(super) taps: Vec<Tapped>,
+    /// Order streams begun.
+    pub(super) streams: u32,
     /// Order entries that followers were handed: who, and their index.
     pub(super) landed: Vec<(usize, u64)>,
     /// Targets sent that name the end of a window.
@@ -158,6 +160,7 @@ impl Network {
             trace: Trace::new(written),
             seen: Seen::default(),
             taps: Vec::new(),
+            streams: 0,
             landed: Vec::new(),
             edge_targets: 0,
             woken: Vec::new(),

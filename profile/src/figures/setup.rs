@@ -139,6 +139,8 @@ impl Setup {
             seed: self.seed,
             shards: self.shards,
             backups: 1,
+            sequencers: 1,
+            raft_tick_ns: 10_000_000,
             processes: self.shards,
             shared_threads: false,
             ordering: self.ordering,

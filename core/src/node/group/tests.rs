@@ -299,7 +299,7 @@ fn garbage_is_refused_and_harms_nobody() {
     }
     // Well-formed, but nothing a member would say.
     for kind in 1..=10u8 {
-        let mut bytes = vec![3, kind, 0, 0, 0, 0, 0, 0];
+        let mut bytes = vec![67, kind, 0, 0, 0, 0, 0, 0];
         let (to, from) = (net.group(leader).id(), net.group(1).id());
         let far = 1 << 40;
         for word in [to, from, net.group(leader).leader().1, 1, far, far, 1, 0, far] {

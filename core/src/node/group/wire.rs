@@ -30,6 +30,13 @@ const RAFT_HEAD_BYTES: usize = 80;
 const _: () = assert!(RAFT_HEAD_BYTES + 64 + (1 + ENTRY_HEAD_BYTES / 4) * APPEND_BYTES_MAX as usize <= SEND_BYTES_MAX);
 const _: () = assert!(RAFT_HEAD_BYTES + 64 + ENTRY_HEAD_BYTES + PAYLOAD_BYTES_MAX <= SEND_BYTES_MAX);
 
+/// First bytes of messages: no others' between nodes, so that one that goes astray is understood by nobody.
+const HELLO: u8 = 65;
+const FOUND: u8 = 66;
+const RAFT: u8 = 67;
+const HEARD: u8 = 68;
+const CHUNK: u8 = 69;
+
 /// Raft's messages that members send each other, with their numbers on the wire.
 const RAFT_TYPES: [(u8, MessageType); 11] = [
     (1, MessageType::MsgAppend),
@@ -221,7 +228,7 @@ pub(super) fn take_entry(r: &mut Bytes<'_>) -> Result<Entry, DecodeError> {
 fn put_raft(out: &mut Vec<u8>, m: &Message) {
     let number = RAFT_TYPES.iter().find(|(_, t)| *t == m.msg_type).map(|(n, _)| *n);
     let Some(number) = number else { unreachable!("a member sends no {:?}", m.msg_type) };
-    out.extend_from_slice(&[3, number, m.reject.into(), m.entries.len() as u8]);
+    out.extend_from_slice(&[RAFT, number, m.reject.into(), m.entries.len() as u8]);
     out.extend_from_slice(&(m.context.len() as u32).to_le_bytes());
     let words = [m.to, m.from, m.term, m.log_term, m.index, m.commit, m.commit_term, m.request_snapshot, m.reject_hint];
     words.iter().for_each(|word| out.extend_from_slice(&word.to_le_bytes()));
@@ -283,20 +290,20 @@ impl<'a> GroupMessage<'a> {
         let mut out = Vec::new();
         match self {
             GroupMessage::Hello { id, blank } => {
-                out.extend_from_slice(&[1, (*blank).into()]);
+                out.extend_from_slice(&[HELLO, (*blank).into()]);
                 out.extend_from_slice(&id.to_le_bytes());
             }
             GroupMessage::Found { voters } => {
-                out.push(2);
+                out.push(FOUND);
                 put_ids(&mut out, voters);
             }
             GroupMessage::Raft(message) => put_raft(&mut out, message),
             GroupMessage::Heard { mask } => {
-                out.push(4);
+                out.push(HEARD);
                 out.extend_from_slice(mask);
             }
             GroupMessage::Chunk { index, offset, bytes } => {
-                out.push(5);
+                out.push(CHUNK);
                 out.extend_from_slice(&index.to_le_bytes());
                 out.extend_from_slice(&offset.to_le_bytes());
                 out.extend_from_slice(bytes);
@@ -313,7 +320,7 @@ impl<'a> GroupMessage<'a> {
         let mut r = Bytes(bytes);
         let mut snapshot_bytes = 0;
         let message = match r.number(1)? as u8 {
-            1 => {
+            HELLO => {
                 let blank = match r.number(1)? {
                     0 => false,
                     1 => true,
@@ -321,16 +328,16 @@ impl<'a> GroupMessage<'a> {
                 };
                 GroupMessage::Hello { id: r.id()?, blank }
             }
-            2 => {
+            FOUND => {
                 let voters = take_ids(&mut r)?;
                 if voters.is_empty() {
                     return Err(DecodeError::Value("members"));
                 }
                 GroupMessage::Found { voters }
             }
-            3 => GroupMessage::Raft(Box::new(take_raft(&mut r, &mut snapshot_bytes)?)),
-            4 => GroupMessage::Heard { mask: r.take(r.0.len())? },
-            5 => {
+            RAFT => GroupMessage::Raft(Box::new(take_raft(&mut r, &mut snapshot_bytes)?)),
+            HEARD => GroupMessage::Heard { mask: r.take(r.0.len())? },
+            CHUNK => {
                 let (index, offset) = (r.number(8)?, r.number(8)?);
                 if r.0.is_empty() || r.0.len() > CHUNK_BYTES_MAX {
                     return Err(DecodeError::Value("chunk"));
