@@ -81,6 +81,15 @@ pub(crate) struct Changed {
     pub(crate) outcome: ChangeOutcome,
 }
 
+/// A change that a replica asks for.
+#[derive(Clone, Copy, Debug)]
+struct Asking {
+    peer: PeerId,
+    client: ClientId,
+    token: u64,
+    change: Change,
+}
+
 /// What a replica says.
 enum Heard {
     Report(Report),
@@ -98,6 +107,7 @@ struct SequencerCounters {
     free_windows: Counter,
     fallbacks: Counter,
     committed: Counter,
+    leads: Counter,
 }
 
 /// See the module's text.
@@ -111,8 +121,10 @@ pub struct SequencerAgent<T: Transport> {
     followers: Vec<Follower>,
     /// The newest changes, oldest first.
     changes: VecDeque<Changed>,
-    /// Who waits for what becomes of a change.
-    asking: Vec<(PeerId, ClientId, u64)>,
+    /// Changes that wait to be made, or for what becomes of them, oldest first.
+    asking: VecDeque<Asking>,
+    /// The one that is on its way through the group.
+    changing: Option<(ClientId, u64)>,
     free_cuts_max: usize,
     mailbox: Mailbox<Admission<T::Link>>,
     notices: Sender<Notice>,
@@ -139,6 +151,7 @@ impl<T: Transport> SequencerAgent<T> {
             free_windows: parts.counters.register("free_windows"),
             fallbacks: parts.counters.register("fallbacks"),
             committed: parts.counters.register("committed_position"),
+            leads: parts.counters.register("leads"),
         };
         SequencerAgent {
             name: parts.name,
@@ -146,7 +159,8 @@ impl<T: Transport> SequencerAgent<T> {
             free_cuts_max: parts.config.free_cuts_max,
             sequencer: Sequencer::new(parts.config),
             group: parts.group.map_or(Group::Alone, |group| Group::Raft(Box::new(RaftGroup::new(group)))),
-            asking: Vec::new(),
+            asking: VecDeque::new(),
+            changing: None,
             order: OrderLog::new(0, ORDER_ENTRIES_MAX, ORDER_BYTES_MAX),
             proposal: Vec::with_capacity(ORDER_ENTRY_BYTES_MAX),
             followers: followers.collect(),
@@ -217,7 +231,7 @@ impl<T: Transport> SequencerAgent<T> {
         };
         self.transport.release(handle);
         let leads = self.leads().is_some();
-        let asking = self.asking.iter().filter(|(p, ..)| *p == peer).count();
+        let asking = self.asking.iter().filter(|a| a.peer == peer).count();
         let answers = asking + self.followers[usize::from(peer.0)].changes.len();
         match message {
             Some(Heard::Report(report)) if self.is_follower_of(&report, peer) => self.on_report(now_ns, peer, &report),
@@ -228,7 +242,7 @@ impl<T: Transport> SequencerAgent<T> {
                 self.commit(now_ns);
             }
             Some(Heard::Change(client, token, change)) if leads && answers < CHANGES_MAX => {
-                self.change(now_ns, peer, client, token, change);
+                self.change(now_ns, Asking { peer, client, token, change });
             }
             Some(Heard::ReadIndex(_) | Heard::Change(..)) if !leads => {}
             _ => {
@@ -281,7 +295,7 @@ impl<T: Transport> SequencerAgent<T> {
                 (follower.connected, follower.next, follower.read_index) = (false, None, None);
                 follower.changes.clear();
                 let Replica { shard, replica, .. } = follower.replica;
-                self.asking.retain(|(asking, ..)| *asking != peer);
+                self.asking.retain(|asking| asking.peer != peer);
                 if self.leads().is_some() {
                     let (sequencer, mut effects) = self.split();
                     sequencer.on_replica_down(now_ns, shard, replica, &mut effects);
@@ -316,6 +330,7 @@ impl<T: Transport> Agent for SequencerAgent<T> {
         if !self.started {
             self.started = true;
             if matches!(self.group, Group::Alone) {
+                self.counters.leads.add(1);
                 let (sequencer, mut effects) = self.split();
                 sequencer.on_lead(now_ns, &mut effects);
                 self.commit(now_ns);

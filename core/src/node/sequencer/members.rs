@@ -4,7 +4,7 @@ use antelog_protocol::wire::change::{change_code, change_from};
 use antelog_protocol::wire::order::ORDER_ENTRY_BYTES_MAX;
 use antelog_protocol::{Change, ClientId};
 
-use super::{CHANGES_REMEMBERED, Changed, SequencerAgent, state};
+use super::{Asking, CHANGES_REMEMBERED, Changed, SequencerAgent, state};
 use crate::node::group::wire::Bytes;
 use crate::node::group::{Group, Learned, RaftGroup};
 use crate::node::order_log::OrderLog;
@@ -92,13 +92,18 @@ impl<T: Transport> SequencerAgent<T> {
     /// Has proposals committed and applies what was: at once when there is no group to ask.
     pub(super) fn commit(&mut self, now_ns: u64) {
         let mut entry = [0; ORDER_ENTRY_BYTES_MAX];
-        while matches!(self.group, Group::Alone) && !self.proposal.is_empty() {
-            let len = self.proposal.len();
-            entry[..len].copy_from_slice(&self.proposal);
-            self.proposal.clear();
-            self.apply_order(now_ns, &entry[..len]);
+        loop {
+            while matches!(self.group, Group::Alone) && !self.proposal.is_empty() {
+                let len = self.proposal.len();
+                entry[..len].copy_from_slice(&self.proposal);
+                self.proposal.clear();
+                self.apply_order(now_ns, &entry[..len]);
+            }
+            self.learn(now_ns);
+            if self.asking.is_empty() || !self.make_next_change(now_ns) {
+                break;
+            }
         }
-        self.learn(now_ns);
     }
 
     fn apply_order(&mut self, now_ns: u64, entry: &[u8]) {
@@ -173,41 +178,53 @@ impl<T: Transport> SequencerAgent<T> {
         }
         self.changes.push_back(changed);
         let followers = &mut self.followers;
-        self.asking.retain(|(peer, client, token)| {
-            let answered = (*client, *token) == (changed.client, changed.token);
+        self.asking.retain(|asking| {
+            let answered = (asking.client, asking.token) == (changed.client, changed.token);
             if answered {
-                followers[usize::from(peer.0)].changes.push_back(changed);
+                followers[usize::from(asking.peer.0)].changes.push_back(changed);
             }
             !answered
         });
+        self.changing = self.changing.filter(|asked| *asked != (changed.client, changed.token));
     }
 
     /// Has a change made, unless it was made before: an answer that was lost must not undo what others have changed since.
-    pub(super) fn change(&mut self, now_ns: u64, peer: PeerId, client: ClientId, token: u64, change: Change) {
-        if let Some(changed) = self.changed(client, token) {
-            return self.followers[usize::from(peer.0)].changes.push_back(changed);
-        }
-        let proposed = self.asking.iter().any(|(_, c, t)| (*c, *t) == (client, token));
-        self.asking.push((peer, client, token));
-        if proposed {
-            return;
-        }
-        if let Err(error) = self.sequencer.may_change(change) {
-            return self.remember(Changed { client, token, outcome: Err(error) });
-        }
-        match &mut self.group {
-            Group::Alone => {
-                self.apply_change(now_ns, client, token, change);
-            }
-            // What is not taken is asked for again from whoever leads next.
-            Group::Raft(group) => drop(group.propose(change_payload(client, token, change))),
+    pub(super) fn change(&mut self, now_ns: u64, asking: Asking) {
+        match self.changed(asking.client, asking.token) {
+            Some(changed) => self.followers[usize::from(asking.peer.0)].changes.push_back(changed),
+            None => self.asking.push_back(asking),
         }
         self.commit(now_ns);
     }
 
+    /// Has the next change made that was asked for: one at a time, because each is judged by what those before it have
+    /// made. Whether there was one.
+    fn make_next_change(&mut self, now_ns: u64) -> bool {
+        let Some(Asking { client, token, change, .. }) = self.asking.front().copied() else { return false };
+        if self.changing.is_some() {
+            return false;
+        }
+        if let Err(error) = self.sequencer.may_change(change) {
+            self.remember(Changed { client, token, outcome: Err(error) });
+            return true;
+        }
+        match &mut self.group {
+            Group::Alone => self.apply_change(now_ns, client, token, change),
+            Group::Raft(group) => {
+                if !group.propose(change_payload(client, token, change)) {
+                    return false;
+                }
+                self.changing = Some((client, token));
+            }
+        }
+        true
+    }
+
     /// This member leads: it knows what is committed, and from their newest reports where the replicas are.
     fn take_over(&mut self, now_ns: u64) {
+        self.counters.leads.add(1);
         self.proposal.clear();
+        self.changing = None;
         for follower in &mut self.followers {
             follower.drop_all();
             follower.lead_due = true;
@@ -226,6 +243,7 @@ impl<T: Transport> SequencerAgent<T> {
         self.sequencer.on_follow();
         self.proposal.clear();
         self.asking.clear();
+        self.changing = None;
         self.followers.iter_mut().for_each(super::followers::Follower::drop_all);
     }
 
