@@ -82,7 +82,7 @@ pub(crate) struct Changed {
 }
 
 /// A change that a replica asks for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Asking {
     peer: PeerId,
     client: ClientId,
@@ -177,6 +177,18 @@ impl<T: Transport> SequencerAgent<T> {
     /// The order log, as far as it is kept.
     pub fn order(&self) -> &OrderLog {
         &self.order
+    }
+
+    /// Whether it leads a group of several.
+    pub fn leads_a_group(&self) -> bool {
+        matches!(&self.group, Group::Raft(group) if group.leads().is_some())
+    }
+
+    /// Hands leadership to another member of the group, if this one leads.
+    pub fn transfer_leadership(&mut self, member: usize) {
+        if let Group::Raft(group) = &mut self.group {
+            group.transfer_leadership(member);
+        }
     }
 
     fn is_follower_of(&self, report: &Report, peer: PeerId) -> bool {
@@ -292,8 +304,8 @@ impl<T: Transport> SequencerAgent<T> {
             (Some(_), Group::Alone) => {}
             (None, _) => {
                 let follower = &mut self.followers[usize::from(peer.0)];
-                (follower.connected, follower.next, follower.read_index) = (false, None, None);
-                follower.changes.clear();
+                follower.connected = false;
+                follower.drop_all();
                 let Replica { shard, replica, .. } = follower.replica;
                 self.asking.retain(|asking| asking.peer != peer);
                 if self.leads().is_some() {

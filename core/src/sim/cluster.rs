@@ -57,6 +57,8 @@ pub(super) struct Cluster<T: Transport> {
     pub(super) gates: Vec<usize>,
     /// Agents that are sequencers.
     pub(super) sequencers: Vec<usize>,
+    /// Each agent's end of the network.
+    pub(super) endpoints: Vec<usize>,
     pub(super) counters: Vec<Counters>,
     /// Log regions of each shard, the primary's first.
     pub(super) regions: Vec<Vec<Arc<Region>>>,
@@ -67,6 +69,15 @@ impl<T: Transport> Cluster<T> {
     /// The thread an agent runs on.
     pub(super) fn thread_of(&self, agent: usize) -> usize {
         self.threads.iter().position(|agents| agents.contains(&agent)).unwrap_or(0)
+    }
+
+    /// The sequencer that leads, of several: its agent's number, and its member's.
+    pub(super) fn leader(&self) -> Option<(usize, usize)> {
+        let leads = |agent: usize| match &self.runners[agent] {
+            Runner::Sequencer(sequencer) => sequencer.leads_a_group(),
+            _ => false,
+        };
+        self.sequencers.iter().position(|agent| leads(*agent)).map(|member| (self.sequencers[member], member))
     }
 
     /// On an idle log: a replica that has not verified exactly what its shard's primary has appended.
@@ -173,6 +184,7 @@ struct Builder<'a, O: Overlay> {
     counters: Vec<Counters>,
     lines: Vec<Line<LinkOf<O>>>,
     regions: Vec<Vec<Arc<Region>>>,
+    endpoints: Vec<usize>,
 }
 
 /// Builds the cluster. `wake` makes the waker of a thread.
@@ -187,8 +199,8 @@ pub(super) fn build<O: Overlay>(
     wake: &impl Fn(usize) -> Waker,
 ) -> std::io::Result<Cluster<O::Transport>> {
     let places = Places::new(knobs, wake);
-    let (mails, counters, lines, regions) = (vec![], vec![], vec![], vec![]);
-    let mut builder = Builder { knobs, network, overlay, notices, places, mails, counters, lines, regions };
+    let (mails, counters, lines, regions, endpoints) = (vec![], vec![], vec![], vec![], vec![]);
+    let mut builder = Builder { knobs, network, overlay, notices, places, mails, counters, lines, regions, endpoints };
     let (sequencer_config, shard_configs) = protocol_configs(knobs);
     let processes = usize::from(knobs.processes);
     let (mut runners, mut ports) = (Vec::new(), Vec::new());
@@ -218,8 +230,9 @@ pub(super) fn build<O: Overlay>(
         shards: (0..knobs.shards).map(|s| (ShardId(s), format!("gate-{}", usize::from(s) % processes))).collect(),
         ordering: knobs.ordering.name().into(),
     };
-    let Builder { places, mails, counters, lines, regions, .. } = builder;
-    Ok(Cluster { runners, threads: places.threads, mails, lines, gates, sequencers, counters, regions, map })
+    let Builder { places, mails, counters, lines, regions, endpoints, .. } = builder;
+    let threads = places.threads;
+    Ok(Cluster { runners, threads, mails, lines, gates, sequencers, endpoints, counters, regions, map })
 }
 
 impl<O: Overlay> Builder<'_, O> {
@@ -238,6 +251,7 @@ impl<O: Overlay> Builder<'_, O> {
     fn transport(&mut self, agent: usize, peers: usize, role: Role) -> Tap<O::Transport> {
         let (thread, peers_max) = (self.places.of_agent[agent], peers as u16);
         let carrier = SimTransport::new(self.network, thread, peers_max);
+        self.endpoints.push(carrier.endpoint());
         if matches!(role, Role::Leader { .. }) {
             self.network.borrow_mut().let_overtake(carrier.endpoint());
         }

@@ -47,6 +47,8 @@ pub struct FaultKnobs {
     pub pause_every_ns: Option<u64>,
     /// Longest pause, in nanoseconds.
     pub pause_ns: u64,
+    /// Between pauses, isolations and hand-overs of the sequencer that leads, where there are several. `None`: none.
+    pub leader_every_ns: Option<u64>,
     /// Attempts to connect that fail, in percent.
     pub dial_fails_percent: u64,
     /// Between sessions that are dropped for new ones, per client. `None`: never.
@@ -262,7 +264,10 @@ impl Knobs {
                 targets_overtake: Rng::new(seed, 5).percent(30),
             },
             load,
-            faults,
+            faults: FaultKnobs {
+                leader_every_ns: group.percent(60).then(|| group.scale(8_000_000, 100_000_000)),
+                ..faults
+            },
         }
     }
 
@@ -346,6 +351,7 @@ fn draw_faults(rng: &mut Rng, shards: u16, tick_ns: u64) -> FaultKnobs {
         lost_every_ns: [lost(rng), lost(rng), lost(rng)],
         pause_every_ns: rng.percent(60).then(|| rng.scale(2_000_000, 500_000_000)),
         pause_ns: rng.scale(100_000, most_ns.max(100_000)),
+        leader_every_ns: None,
         dial_fails_percent: rng.pick(&[0, 0, 20, 50]),
         new_session_every_ns: rng.percent(25).then(|| rng.scale(10_000_000, 200_000_000)),
     }

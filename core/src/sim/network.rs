@@ -226,6 +226,12 @@ impl Network {
         living.map(|(at, _)| at as u32).collect()
     }
 
+    /// Links of an end that work.
+    pub(super) fn links_of(&self, endpoint: usize) -> Vec<u32> {
+        let links = self.endpoints[endpoint].peers.iter().flatten().map(|(link, _)| *link);
+        links.filter(|link| self.links[*link as usize].alive).collect()
+    }
+
     /// Does what was planned for now, if it is the network's; false otherwise.
     pub(super) fn act(&mut self, what: What) -> bool {
         match what {

@@ -185,6 +185,7 @@ impl Setup {
             },
             faults: FaultKnobs {
                 lost_every_ns: [None; 3],
+                leader_every_ns: None,
                 pause_every_ns: None,
                 pause_ns: 0,
                 dial_fails_percent: 0,

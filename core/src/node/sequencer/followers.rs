@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 
 use antelog_protocol::ShardId;
+use antelog_protocol::ledger::Ledger;
 use antelog_protocol::sequencer::SequencerOut;
-use antelog_protocol::wire::node::{NODE_MESSAGE_BYTES_MAX, NodeMessage, Report, Target};
+use antelog_protocol::wire::node::{NODE_MESSAGE_BYTES_MAX, NodeMessage, ORDER_HEAD_BYTES, Report, Target};
+use antelog_protocol::wire::order::ORDER_ENTRY_BYTES_MAX;
 
 use super::{Changed, ORDER_CREDIT, Replica, SequencerAgent};
-use crate::node::mailbox::Notice;
 use crate::transport::Transport;
 
 /// A replica.
@@ -20,6 +21,8 @@ pub(super) struct Follower {
     /// Next index to send; known once the replica has reported what it applied.
     pub(super) next: Option<u64>,
     pub(super) applied: u64,
+    /// A snapshot on its way to it, in messages, because it lacks entries that are kept no longer.
+    pub(super) snapshot: VecDeque<Vec<u8>>,
     /// It is to be told who leads.
     pub(super) lead_due: bool,
     /// A target that has not left.
@@ -38,6 +41,7 @@ impl Follower {
             report: None,
             next: None,
             applied: 0,
+            snapshot: VecDeque::new(),
             lead_due: false,
             target: None,
             read_index: None,
@@ -48,8 +52,24 @@ impl Follower {
     /// Nothing is on its way to it any more.
     pub(super) fn drop_all(&mut self) {
         (self.next, self.target, self.read_index) = (None, None, None);
+        self.snapshot.clear();
         self.changes.clear();
     }
+}
+
+/// The messages that bring a replica to where a ledger is.
+fn snapshot(ledger: &Ledger) -> VecDeque<Vec<u8>> {
+    let mut messages = VecDeque::new();
+    let mut buffer = [0; ORDER_HEAD_BYTES + ORDER_ENTRY_BYTES_MAX];
+    let mut entry = [0; ORDER_ENTRY_BYTES_MAX];
+    let entries = ledger.snapshot(&mut entry, |entry| {
+        let len = NodeMessage::SnapshotEntry { entry }.encode(&mut buffer);
+        messages.push_back(buffer[..len].to_vec());
+    });
+    let (index, base, view) = (ledger.applied_index(), ledger.snapshot_base(), ledger.view());
+    let len = NodeMessage::Snapshot { index, base, view, entries }.encode(&mut buffer);
+    messages.push_front(buffer[..len].to_vec());
+    messages
 }
 
 /// The protocol's effects.
@@ -99,23 +119,22 @@ impl<T: Transport> SequencerAgent<T> {
 
     fn send_order(&mut self, at: usize) {
         let follower = &mut self.followers[at];
+        let peer = follower.replica.peer;
         let Some(next) = follower.next.as_mut() else { return };
-        while *next <= self.order.last_index() && *next <= follower.applied + ORDER_CREDIT {
-            let Some(entry) = self.order.get(*next) else {
-                let text = format!(
-                    "replica {} of shard {} needs order entry {next}, which is no longer kept (from {}): it cannot \
-                     join any more, restart the cluster",
-                    follower.replica.replica,
-                    follower.replica.shard,
-                    self.order.first_index()
-                );
-                let _ = self.notices.send(Notice::Warning { agent: self.name.clone(), text });
-                self.transport.fence(follower.replica.peer);
-                follower.connected = false;
+        if *next < self.order.first_index() && *next <= self.order.last_index() {
+            follower.snapshot = snapshot(self.sequencer.ledger());
+            *next = self.order.last_index() + 1;
+        }
+        while let Some(message) = follower.snapshot.front() {
+            if self.transport.send(peer, message).is_err() {
                 return;
-            };
+            }
+            follower.snapshot.pop_front();
+        }
+        while *next <= self.order.last_index() && *next <= follower.applied + ORDER_CREDIT {
+            let Some(entry) = self.order.get(*next) else { return };
             let len = NodeMessage::Order { index: *next, entry }.encode(&mut self.message);
-            if self.transport.send(follower.replica.peer, &self.message[..len]).is_err() {
+            if self.transport.send(peer, &self.message[..len]).is_err() {
                 return;
             }
             *next += 1;

@@ -192,6 +192,8 @@ impl<T: Transport> SequencerAgent<T> {
     pub(super) fn change(&mut self, now_ns: u64, asking: Asking) {
         match self.changed(asking.client, asking.token) {
             Some(changed) => self.followers[usize::from(asking.peer.0)].changes.push_back(changed),
+            // Asked again on the same connection: it heard of this leader after it had asked.
+            None if self.asking.contains(&asking) => {}
             None => self.asking.push_back(asking),
         }
         self.commit(now_ns);
