@@ -157,12 +157,15 @@ impl Sequencer {
     }
 
     fn lost_or_gained(&self, now_ns: u64, replicas: &[ReplicaState], m: &Membership) -> Option<Decision> {
-        let alive: Vec<ReplicaId> =
-            m.members.iter().copied().filter(|member| !self.is_lost(now_ns, replicas, m, *member)).collect();
+        let is_alive = |member: &&ReplicaId| !self.is_lost(now_ns, replicas, m, **member);
+        let primary = replicas.get(usize::from(m.primary))?;
+        if primary.joiner.is_none() && m.members.iter().all(|member| is_alive(&member)) {
+            return None;
+        }
+        let alive: Vec<ReplicaId> = m.members.iter().filter(is_alive).copied().collect();
         if alive.is_empty() {
             return Some(Decision::Fail);
         }
-        let primary = replicas.get(usize::from(m.primary))?;
         if !alive.iter().any(|a| a.number == m.primary) {
             let verified = |a: &&ReplicaId| (replicas[usize::from(a.number)].durable, core::cmp::Reverse(a.number));
             let promoted = alive.iter().max_by_key(verified)?.number;
@@ -173,13 +176,13 @@ impl Sequencer {
         }
         let joiner = primary.joiner.filter(|_| primary.epoch == m.epoch && primary.change == m.change)?;
         let known = replicas.get(usize::from(joiner.number))?;
-        let is_there = known.connected && known.incarnation == joiner.incarnation;
-        if !is_there || m.member(joiner.number).is_some() {
-            return None;
-        }
+        let is_there = known.connected && known.incarnation == joiner.incarnation && primary.lost & 1 << joiner.number == 0;
         let mut members = alive;
-        members.push(joiner);
-        members.sort_unstable();
+        // A joiner that is gone again counts until a change says that it does not.
+        if is_there && m.member(joiner.number).is_none() {
+            members.push(joiner);
+            members.sort_unstable();
+        }
         Some(Decision::Members { epoch: m.epoch, primary: m.primary, members })
     }
 
