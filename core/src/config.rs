@@ -341,8 +341,10 @@ impl Config {
 
     fn validate_nodes(&self) -> Result<(), ConfigError> {
         let sequencers = self.nodes.iter().filter(|n| n.role == Role::Sequencer).count();
-        if sequencers != 1 {
-            return Err(wrong(format!("a cluster has exactly one sequencer node, not {sequencers}")));
+        if ![1, 3, 5].contains(&sequencers) {
+            return Err(wrong(format!(
+                "a cluster has 1, 3 or 5 sequencer nodes, not {sequencers}: it goes on while most of them run"
+            )));
         }
         let mut ids = BTreeSet::new();
         for node in &self.nodes {
@@ -386,6 +388,13 @@ impl Config {
     /// The nodes of a shard with a role.
     pub fn nodes_of(&self, shard: u16, role: Role) -> impl Iterator<Item = &NodeEntry> {
         self.nodes.iter().filter(move |n| n.shard == Some(shard) && n.role == role)
+    }
+
+    /// The sequencer nodes, in id order: a member of the group is known by its place.
+    pub fn sequencers(&self) -> Vec<&NodeEntry> {
+        let mut nodes: Vec<&NodeEntry> = self.nodes.iter().filter(|n| n.role == Role::Sequencer).collect();
+        nodes.sort_unstable_by_key(|n| n.id);
+        nodes
     }
 
     /// A shard's nodes in the order of their numbers in it: its primary, its backups, its spares, each in the file's order.

@@ -11,6 +11,7 @@ use antelog_core::log::{LogOptions, Verifier};
 use antelog_core::mem::Region;
 use antelog_core::node::bus::{GatePort, Progress, ShardPort};
 use antelog_core::node::gate::{GateAgent, GateConfig, GateParts};
+use antelog_core::node::group::{GroupParts, member_id};
 use antelog_core::node::launch::cores;
 use antelog_core::node::mailbox::{Admission, MailSender, Mailbox, Notice, mailbox};
 use antelog_core::node::replica::{ReplicaAgent, ReplicaParts, replica_name, replica_peer};
@@ -21,6 +22,7 @@ use antelog_protocol::{ReplicaId, ShardId};
 use antelog_protocol::sequencer::{MemberConfig, SequencerConfig};
 use antelog_protocol::shard::ShardConfig;
 
+use super::connect::incarnation;
 use super::networks::Networks;
 use crate::network::{NodeLink, Traffic};
 
@@ -30,6 +32,9 @@ const ANSWERS_BYTES: usize = 4 << 20;
 /// The queue of appends from a gate to a shard, in bytes, unless records are large. A cycle's worth: a longer queue would
 /// only move the backlog from the client's ring to here, and its bytes out of the processor's cache.
 const REQUESTS_BYTES_MIN: usize = 512 << 10;
+
+/// Raft's ticks in the time after which a peer is suspected: a leader that is silent for half of it may lose its lead.
+const RAFT_TICKS: u64 = 20;
 
 type Mail = MailSender<Admission<NodeLink>>;
 
@@ -70,6 +75,12 @@ pub(super) fn replicas(config: &Config) -> Vec<(u16, Replica)> {
         }
     }
     list
+}
+
+/// A sequencer's number at the others: they come after the replicas.
+pub(super) fn member_peer(config: &Config, node: u16) -> Option<PeerId> {
+    let place = config.sequencers().iter().position(|n| n.id == node)?;
+    Some(PeerId((replicas(config).len() + place) as u16))
 }
 
 /// Shards in id order.
@@ -304,7 +315,7 @@ impl Assembler<'_> {
         let reader = log.reader();
         self.ports.push(ShardPort { shard, replica: number, log: reader, progress: progress.clone(), requests, answers });
         let gate = GatePort { progress, requests: shard_requests, answers: shard_answers, waker: gate_waker, relays };
-        let own = ReplicaId { number, incarnation: super::connect::incarnation() };
+        let own = ReplicaId { number, incarnation: incarnation() };
         let config = self.shard_config(own, shard)?;
         let report_delay_ns = self.entry(shard).map_or(0, |entry| entry.report_delay_us * 1000);
         let options = LogOptions { retention: c.retention, record_bytes_max: c.record_bytes_max as usize };
@@ -358,8 +369,10 @@ impl Assembler<'_> {
     }
 
     fn sequencer(&mut self, node: &NodeEntry, agent: usize) -> Result<AgentBuilder, String> {
-        let (counters, network) = (self.counters("sequencer"), self.networks.of(node));
-        let mailbox = self.door(node, "sequencer", self.threads.waker(agent));
+        let nodes: Vec<u16> = self.config.sequencers().iter().map(|n| n.id).collect();
+        let name = if nodes.len() == 1 { "sequencer".into() } else { format!("sequencer-{}", node.id) };
+        let (counters, network) = (self.counters(&name), self.networks.of(node));
+        let mailbox = self.door(node, &name, self.threads.waker(agent));
         let (c, policy) = (&self.config.cluster, &self.config.policy);
         let tick_ns = c.tick_us * 1000;
         let config = SequencerConfig {
@@ -389,9 +402,14 @@ impl Assembler<'_> {
         };
         let replicas: Vec<Replica> = replicas(self.config).into_iter().map(|(_, replica)| replica).collect();
         let notices = self.notices.clone();
+        let own = nodes.iter().position(|id| *id == node.id).unwrap_or_default();
+        let (id, tick_ns) = (member_id(incarnation(), node.id), c.suspect_ms * 1_000_000 / RAFT_TICKS);
         Ok(Box::new(move || {
-            let transport = network.transport(replicas.len(), Traffic::Reports, Some(&counters))?;
-            let parts = SequencerParts { config, replicas, mailbox, notices, counters };
+            let peers = replicas.len() + nodes.len();
+            let transport = network.transport(peers, Traffic::Reports, Some(&counters))?;
+            let parts = GroupParts { own, id, tick_ns, replicas: replicas.len(), journal: None, nodes };
+            let group = (parts.nodes.len() > 1).then_some(parts);
+            let parts = SequencerParts { name, config, replicas, group, mailbox, notices, counters };
             Ok(Box::new(SequencerAgent::new(parts, transport)) as Box<dyn Agent>)
         }))
     }

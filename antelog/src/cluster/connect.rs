@@ -22,7 +22,7 @@ use antelog_net_tcp::{Accept, DialError, Listener, ListenerHandle, TcpLink, dial
 use antelog_protocol::wire::session::{ClusterMap, ShardGates};
 use antelog_protocol::{ClientId, ShardId};
 
-use super::assemble::{Door, Doors, replicas};
+use super::assemble::{Door, Doors, member_peer, replicas};
 use super::networks::Networks;
 use super::{OperatorLog, serves_clients};
 use crate::network::{Network, NodeLink};
@@ -142,9 +142,17 @@ struct Call<'a> {
 /// The calls that a node makes.
 fn calls<'a>(config: &'a Config, from: &NodeEntry) -> Vec<Call<'a>> {
     let mut calls = Vec::new();
+    if let Some(own) = member_peer(config, from.id) {
+        // The lower member calls the higher.
+        for to in config.sequencers() {
+            let to_peer = member_peer(config, to.id).filter(|peer| *peer > own);
+            calls.extend(to_peer.map(|to_peer| Call { to, to_peer, from_peer: own }));
+        }
+        return calls;
+    }
     let number = replicas(config).iter().find(|(id, _)| *id == from.id).map(|(_, replica)| replica.peer);
     let (Some(shard), Some(at_sequencer)) = (from.shard, number) else { return calls };
-    for (member, to) in (0..).zip(config.nodes.iter().filter(|n| n.role == Role::Sequencer)) {
+    for (member, to) in (0..).zip(config.sequencers()) {
         calls.push(Call { to, to_peer: sequencer_peer(member), from_peer: at_sequencer });
     }
     let own = config.replicas_of(shard).position(|n| n.id == from.id).unwrap_or_default() as u16;
@@ -152,6 +160,11 @@ fn calls<'a>(config: &'a Config, from: &NodeEntry) -> Vec<Call<'a>> {
         calls.push(Call { to, to_peer: replica_peer(number), from_peer: replica_peer(own) });
     }
     calls
+}
+
+/// Whether a restart of this node is the end of the order log: it is the only one that had it.
+fn loses_order(config: &Config, node: &NodeEntry) -> bool {
+    node.role == Role::Sequencer && config.sequencers().len() == 1
 }
 
 fn hello(config: &Config, from: u16, to: u16, ability: Ability) -> Hello {
@@ -345,7 +358,7 @@ struct Line {
     from: u16,
     to: u16,
     /// The called node is the only sequencer, with the order log in its memory.
-    to_sequencer: bool,
+    loses_order: bool,
     address: String,
     hello: Hello,
     network: Network,
@@ -374,7 +387,7 @@ impl Dialers {
                 let line = Line {
                     from: *id,
                     to: call.to.id,
-                    to_sequencer: call.to.role == Role::Sequencer,
+                    loses_order: loses_order(config, call.to),
                     address: call.to.listen.clone().unwrap_or_default(),
                     hello: hello(config, *id, call.to.id, Ability::tcp()),
                     network: networks.of(node),
@@ -434,7 +447,7 @@ impl Line {
             match self.call() {
                 Ok((link, welcome)) => {
                     let known = *incarnation.get_or_insert(welcome.incarnation);
-                    if known != welcome.incarnation && self.to_sequencer {
+                    if known != welcome.incarnation && self.loses_order {
                         self.fail(format!(
                             "the sequencer, node {} at {}, was restarted and has lost the order log: restart the whole \
                              cluster",

@@ -105,7 +105,7 @@ impl Order {
     fn new() -> Order {
         let mut order = Order { sequencer: Sequencer::new(sequencer_config()), index: 0, committed: Vec::new() };
         let mut outs = Outs::default();
-        order.sequencer.on_start(0, &mut outs);
+        order.sequencer.on_lead(0, &mut outs);
         order.commit(&mut outs);
         order
     }

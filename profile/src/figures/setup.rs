@@ -139,6 +139,8 @@ impl Setup {
             seed: self.seed,
             shards: self.shards,
             backups: 1,
+            sequencers: 1,
+            raft_tick_ns: 10_000_000,
             processes: self.shards,
             shared_threads: false,
             ordering: self.ordering,
@@ -183,6 +185,7 @@ impl Setup {
             },
             faults: FaultKnobs {
                 lost_every_ns: [None; 3],
+                leader_every_ns: None,
                 pause_every_ns: None,
                 pause_ns: 0,
                 dial_fails_percent: 0,

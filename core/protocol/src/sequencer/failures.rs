@@ -49,6 +49,13 @@ impl Sequencer {
         self.ledger.membership(shard).map_or(0, |m| m.primary)
     }
 
+    /// This member begins to lead: whom it has not heard yet is not lost for that.
+    pub(super) fn expect_replicas(&mut self, now_ns: u64) {
+        let unheard = ReplicaState { connected: true, heard_ns: now_ns, ..ReplicaState::default() };
+        self.replicas.iter_mut().flatten().for_each(|r| *r = unheard);
+        (self.look, self.look_at_ns) = (true, None);
+    }
+
     /// A replica's connection is lost.
     pub fn on_replica_down(&mut self, now_ns: u64, shard: ShardId, number: u16, out: &mut impl SequencerOut) {
         if let Some(state) = self.replica_mut(shard, number) {
@@ -214,7 +221,7 @@ impl Sequencer {
             if !self.ledger.has_failed(shard) || self.shards[at].part == Part::Failed {
                 continue;
             }
-            self.stats.shards_failed += 1;
+            self.stats.shards_failed += u64::from(self.leads);
             let kept = self.ledger.committed_lsn(shard);
             let state = &mut self.shards[at];
             state.part = Part::Failed;
@@ -229,7 +236,7 @@ impl Sequencer {
 
     /// A shard has other members. One that was lost comes back at the next edge.
     pub(super) fn on_members_changed(&mut self, shard: ShardId) {
-        self.stats.member_changes += 1;
+        self.stats.member_changes += u64::from(self.leads);
         let Ok(at) = self.shards.binary_search_by_key(&shard, |s| s.shard) else { return };
         let state = &mut self.shards[at];
         if state.part == Part::Failed {

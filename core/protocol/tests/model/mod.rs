@@ -221,7 +221,7 @@ impl Cluster {
         for shard in 0..count {
             cluster.with_shard(shard, |s, now, out| s.set_counted(now, 0b10, out));
         }
-        cluster.with_sequencer(|s, now, out| s.on_start(now, out));
+        cluster.with_sequencer(|s, now, out| s.on_lead(now, out));
         cluster
     }
 
