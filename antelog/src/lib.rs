@@ -8,6 +8,7 @@ mod client;
 pub mod cluster;
 pub mod network;
 
+pub use antelog_core::access::{Access, Secret};
 pub use antelog_core::client::{Membership, Record, Slot};
 pub use antelog_protocol::client::{Event, Scope};
 pub use antelog_protocol::wire::session::ClusterMap;

@@ -110,6 +110,7 @@ fn a_client_with_a_tiny_ring_is_cut_off_and_nobody_else_notices() {
         ring_bytes: 4096,
         log_bytes: 0,
         ability: antelog_core::path::Ability::tcp(),
+        nonce: None,
     };
     body.extend(hello.encode().unwrap());
     let mut socket = TcpStream::connect(&address).unwrap();

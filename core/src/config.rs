@@ -4,6 +4,7 @@
 //! Every key of `[cluster]`, `[policy]` and `[launch]` can be overridden by an environment variable
 //! (`ANTELOG_CLUSTER_TICK_US=500`) and, above that, by a flag (`--set cluster.tick_us=500`).
 
+mod access;
 mod policy;
 
 use std::collections::BTreeSet;
@@ -20,6 +21,7 @@ use crate::node::gate::reply_bytes_max;
 use crate::node::{Idle, LaunchMode};
 use crate::path::Wish;
 
+pub use access::AccessEntry;
 pub use policy::PolicyConfig;
 
 /// Prefix of environment variables that override keys.
@@ -38,6 +40,9 @@ pub struct Config {
     /// How this process runs its agents.
     #[serde(default)]
     pub launch: LaunchConfig,
+    /// Secrets of clients.
+    #[serde(default)]
+    pub access: Vec<AccessEntry>,
     /// Shards.
     #[serde(rename = "shard")]
     pub shards: Vec<ShardEntry>,
@@ -79,6 +84,14 @@ pub struct ClusterConfig {
     pub clients_max: u16,
     /// Cuts of free windows remembered; older positions of free windows read as trimmed.
     pub free_cuts_max: usize,
+    /// A file with the secret that nodes and clients must know; absent: everybody is let in.
+    pub secret_file: Option<String>,
+    /// Appends a second and client; 0: no limit. The next one waits in the client's ring.
+    pub client_appends_per_s: u64,
+    /// Bytes appended a second and client; 0: no limit.
+    pub client_bytes_per_s: u64,
+    /// Subscriptions of a client; 0: no limit.
+    pub client_subscriptions_max: u32,
 }
 
 impl Default for ClusterConfig {
@@ -98,6 +111,10 @@ impl Default for ClusterConfig {
             client_ring_bytes: 8 << 20,
             clients_max: 256,
             free_cuts_max: 1 << 18,
+            secret_file: None,
+            client_appends_per_s: 0,
+            client_bytes_per_s: 0,
+            client_subscriptions_max: 0,
         }
     }
 }
@@ -272,6 +289,11 @@ impl Config {
         let mut overrides = Vec::new();
         for (name, value) in variables {
             let Some(rest) = name.strip_prefix(ENVIRONMENT_PREFIX) else { continue };
+            if rest == "SECRET_FILE" {
+                // Quoted, so that a path that looks like a number stays a path.
+                overrides.push(format!("cluster.secret_file={}", toml::Value::String(value)));
+                continue;
+            }
             for section in ["CLUSTER_", "POLICY_", "LAUNCH_"] {
                 if let Some(key) = rest.strip_prefix(section) {
                     let section = section.trim_end_matches('_').to_lowercase();
@@ -288,6 +310,7 @@ impl Config {
     /// The first thing wrong.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.cluster.validate()?;
+        self.validate_access()?;
         self.policy.validate()?;
         if !(1..=31).contains(&self.launch.rdma_ack_timeout) {
             let value = self.launch.rdma_ack_timeout;
@@ -492,6 +515,7 @@ impl fmt::Display for Config {
         writeln!(f, "region_bytes = {}\nretention = \"{}\"", c.region_bytes, c.retention)?;
         writeln!(f, "client_ring_bytes = {}\nclients_max = {}", c.client_ring_bytes, c.clients_max)?;
         writeln!(f, "free_cuts_max = {}", c.free_cuts_max)?;
+        self.fmt_client_limits(f)?;
         write!(f, "{}", self.policy)?;
         let l = &self.launch;
         writeln!(f, "\n[launch]\nmode = \"{}\"\nidle = \"{}\"\nspin_us = {}", l.mode, l.idle, l.spin_us)?;
@@ -503,6 +527,7 @@ impl fmt::Display for Config {
         if let Some(device) = &l.rdma_device {
             writeln!(f, "rdma_device = {device:?}")?;
         }
+        self.fmt_access(f)?;
         for shard in &self.shards {
             writeln!(f, "\n[[shard]]\nid = {}\nquota = {}", shard.id, shard.quota)?;
             if shard.standby {

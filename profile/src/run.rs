@@ -145,7 +145,8 @@ fn elsewhere(refusal: &Refusal) -> Option<ShardId> {
         | Refusal::TooLarge { .. }
         | Refusal::RegionFull { .. }
         | Refusal::NotHere
-        | Refusal::Failed => None,
+        | Refusal::Failed
+        | Refusal::Forbidden => None,
     }
 }
 

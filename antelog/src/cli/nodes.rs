@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use antelog::cluster::{Cluster, Nodes, OperatorLog};
+use antelog_core::access::Keyring;
 use antelog_core::config::{Config, NodeEntry, PolicyConfig, Role, ShardEntry};
 use clap::{Args, Subcommand};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -75,6 +76,7 @@ pub fn embedded_config(shards: u16, clients: &str, quota: u32) -> Config {
         policy: PolicyConfig::default(),
         cluster: Default::default(),
         launch: Default::default(),
+        access: vec![],
         shards: (0..shards)
             .map(|id| ShardEntry { id, quota, standby: false, tick_phase_us: None, report_delay_us: 0 })
             .collect(),
@@ -171,6 +173,7 @@ fn load(path: &Path, set: &[String]) -> Result<Config, Stop> {
 pub fn config(command: &ConfigCommand) -> Outcome {
     let ConfigCommand::Check { file, set } = command;
     let config = load(file, set)?;
+    Keyring::load(&config, true)?;
     output::print(config.to_string().trim_end())
 }
 

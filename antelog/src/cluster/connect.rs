@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use antelog_core::access::{Access, Keyring, Secret};
 use antelog_core::config::{Config, NodeEntry, Role, resolve};
 use antelog_core::counters::Counters;
 use antelog_core::handshake::{Endpoint, Hello, Refusal, RefusalCode, Welcome};
@@ -81,18 +82,20 @@ pub(super) fn serve(
     config: &Config,
     doors: &Doors,
     networks: &Networks,
+    keys: &Keyring,
     log: &OperatorLog,
 ) -> Result<Vec<ListenerHandle>, String> {
     let mut handles = Vec::new();
     let failed = |e: std::io::Error| format!("cannot start a listening thread: {e}");
     for (id, listener) in ports.nodes {
         let (Some(node), Some(door)) = (config.node(id), doors.nodes.get(&id)) else { continue };
-        let accept = NodeAccept::new(config, node, door, networks.of(node), log.clone());
+        let accept = NodeAccept::new(config, node, door, networks.of(node), keys, log.clone());
         handles.push(listener.serve(Arc::new(accept)).map_err(failed)?);
     }
     for listener in ports.clients {
         let Some(door) = &doors.gate else { continue };
-        let accept = GateAccept::new(config, door, doors.gate_counters.clone(), networks.of_gate(), log.clone());
+        let (counters, network) = (doors.gate_counters.clone(), networks.of_gate());
+        let accept = GateAccept::new(config, door, counters, network, keys, log.clone());
         handles.push(listener.serve(Arc::new(accept)).map_err(failed)?);
     }
     Ok(handles)
@@ -164,6 +167,7 @@ fn hello(config: &Config, from: u16, to: u16, ability: Ability) -> Hello {
         ring_bytes: 0,
         log_bytes: config.cluster.region_bytes as u64,
         ability,
+        nonce: None,
     }
 }
 
@@ -176,11 +180,19 @@ struct NodeAccept {
     incarnations: Mutex<HashMap<u16, u64>>,
     mail: MailSender<Admission<NodeLink>>,
     network: Network,
+    keys: Keyring,
     log: OperatorLog,
 }
 
 impl NodeAccept {
-    fn new(config: &Config, node: &NodeEntry, door: &Door, network: Network, log: OperatorLog) -> NodeAccept {
+    fn new(
+        config: &Config,
+        node: &NodeEntry,
+        door: &Door,
+        network: Network,
+        keys: &Keyring,
+        log: OperatorLog,
+    ) -> NodeAccept {
         let mut callers = HashMap::new();
         for from in &config.nodes {
             for call in calls(config, from).iter().filter(|c| c.to.id == node.id) {
@@ -194,13 +206,18 @@ impl NodeAccept {
             incarnations: Mutex::default(),
             mail: door.mail.clone(),
             network,
+            keys: keys.clone(),
             log,
         }
     }
 }
 
 impl Accept for NodeAccept {
-    fn decide(&self, hello: &Hello, caller: SocketAddr) -> Result<Welcome, Refusal> {
+    fn secrets(&self, hello: &Hello) -> &[Secret] {
+        self.keys.of(&hello.from)
+    }
+
+    fn decide(&self, hello: &Hello, caller: SocketAddr, _: Option<usize>) -> Result<Welcome, Refusal> {
         cluster_matches(&self.config, hello)?;
         let Endpoint::Node { from, to, incarnation: theirs } = hello.from else {
             let text = "this port is for the cluster's own nodes; clients use the port that the key 'clients' names";
@@ -236,13 +253,14 @@ impl Accept for NodeAccept {
             ring_bytes: 0,
             record_bytes_max: c.record_bytes_max,
             log_bytes: c.region_bytes as u64,
+            access: Access::Admin,
             path,
             path_reason,
             payload: vec![],
         })
     }
 
-    fn established(&self, hello: Hello, welcome: Welcome, link: TcpLink) {
+    fn established(&self, hello: Hello, welcome: Welcome, _: Option<usize>, link: TcpLink) {
         let Endpoint::Node { from, .. } = hello.from else { return };
         if let Some(peer) = self.callers.get(&from) {
             let link = Network::link(link, welcome.path);
@@ -262,6 +280,7 @@ struct GateAccept {
     counters: Option<Counters>,
     mail: MailSender<Admission<NodeLink>>,
     network: Network,
+    keys: Keyring,
     log: OperatorLog,
 }
 
@@ -284,9 +303,17 @@ pub(super) fn cluster_map(config: &Config) -> ClusterMap {
 }
 
 impl GateAccept {
-    fn new(config: &Config, door: &Door, counters: Option<Counters>, network: Network, log: OperatorLog) -> GateAccept {
+    fn new(
+        config: &Config,
+        door: &Door,
+        counters: Option<Counters>,
+        network: Network,
+        keys: &Keyring,
+        log: OperatorLog,
+    ) -> GateAccept {
         let map = cluster_map(config).encode();
-        GateAccept { config: config.clone(), map, counters, mail: door.mail.clone(), network, log }
+        let (config, mail, keys) = (config.clone(), door.mail.clone(), keys.clone());
+        GateAccept { config, map, counters, mail, network, keys, log }
     }
 
     /// Clients connected now.
@@ -297,7 +324,11 @@ impl GateAccept {
 }
 
 impl Accept for GateAccept {
-    fn decide(&self, hello: &Hello, caller: SocketAddr) -> Result<Welcome, Refusal> {
+    fn secrets(&self, hello: &Hello) -> &[Secret] {
+        self.keys.of(&hello.from)
+    }
+
+    fn decide(&self, hello: &Hello, caller: SocketAddr, secret: Option<usize>) -> Result<Welcome, Refusal> {
         cluster_matches(&self.config, hello)?;
         if !matches!(hello.from, Endpoint::Client { .. }) {
             let text = "this port is for clients; nodes use the port that the key 'listen' names";
@@ -321,17 +352,19 @@ impl Accept for GateAccept {
             ring_bytes: most,
             record_bytes_max: c.record_bytes_max,
             log_bytes: 0,
+            access: self.keys.grant(secret).access,
             path,
             path_reason,
             payload: self.map.clone(),
         })
     }
 
-    fn established(&self, hello: Hello, welcome: Welcome, link: TcpLink) {
+    fn established(&self, hello: Hello, welcome: Welcome, secret: Option<usize>, link: TcpLink) {
         if let Endpoint::Client { session } = hello.from {
             let link = Network::link(link, welcome.path);
             let ring_bytes = hello.ring_bytes as usize;
-            self.mail.send(Admission::Client { session: ClientId(session), link, ring_bytes });
+            let grant = self.keys.grant(secret);
+            self.mail.send(Admission::Client { session: ClientId(session), link, ring_bytes, grant });
         }
     }
 
@@ -357,6 +390,7 @@ struct Line {
     to: u16,
     address: String,
     hello: Hello,
+    secret: Option<Secret>,
     network: Network,
     peer: PeerId,
     mail: MailSender<Admission<NodeLink>>,
@@ -369,6 +403,7 @@ impl Dialers {
         config: &Config,
         doors: &Doors,
         networks: &Networks,
+        keys: &Keyring,
         heard: Receiver<Notice>,
         log: &OperatorLog,
     ) -> Dialers {
@@ -385,6 +420,7 @@ impl Dialers {
                     to: call.to.id,
                     address: call.to.listen.clone().unwrap_or_default(),
                     hello: hello(config, *id, call.to.id, Ability::tcp()),
+                    secret: keys.cluster().cloned(),
                     network: networks.of(node),
                     peer: call.to_peer,
                     mail: door.mail.clone(),
@@ -491,13 +527,15 @@ impl Line {
     fn call(&self) -> Result<(TcpLink, Welcome), (String, bool)> {
         let address = resolve(&self.address).map_err(|e| (e, false))?;
         let hello = Hello { ability: self.network.ability(address.ip()), ..self.hello.clone() };
-        dial(address, &hello, DIAL_TIME).map_err(|error| {
+        dial(address, &hello, self.secret.as_ref(), DIAL_TIME).map_err(|error| {
             let code = match &error {
                 DialError::Rejected(_, refusal) => Some(refusal.code),
                 DialError::Version(..) => Some(RefusalCode::Version),
                 _ => None,
             };
-            let mends_itself = matches!(code, None | Some(RefusalCode::Busy | RefusalCode::Other));
+            // Whoever has no secret can prove nothing: with one, a refusal must not be able to end this node.
+            let is_trusted = self.secret.is_none();
+            let mends_itself = !is_trusted || matches!(code, None | Some(RefusalCode::Busy | RefusalCode::Other));
             (error.to_string(), !mends_itself)
         })
     }

@@ -11,7 +11,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
-use antelog_core::config::{Config, Role};
+use antelog_core::access::Keyring;
+use antelog_core::config::{Config, NodeEntry, Role};
 use antelog_core::counters::Counters;
 use antelog_core::node::{Invoked, LaunchMode, Running};
 use antelog_net_tcp::ListenerHandle;
@@ -75,6 +76,8 @@ impl Cluster {
                 return Err(format!("the configuration has no node {id}; it has {}", known.join(", ")));
             }
         };
+        let here = |n: &&NodeEntry| local.contains(&n.id);
+        let keys = Keyring::load(&config, config.nodes.iter().filter(here).any(|n| serves_clients(n.role)))?;
         let ports = connect::bind(&mut config, &local)?;
         let clients = ports.clients.iter().map(|l| l.local_addr().to_string()).collect();
         let (notices, heard) = channel();
@@ -84,8 +87,8 @@ impl Cluster {
         drop(notices);
         let invoked = Invoked::build_in_turns(assembly.invoked, assembly.invoked_turns)?;
         let running = antelog_core::node::launch(assembly.threads).map_err(|e| e.to_string())?;
-        let listeners = connect::serve(ports, &config, &assembly.doors, &networks, &log)?;
-        let dialers = Dialers::start(&config, &assembly.doors, &networks, heard, &log);
+        let listeners = connect::serve(ports, &config, &assembly.doors, &networks, &keys, &log)?;
+        let dialers = Dialers::start(&config, &assembly.doors, &networks, &keys, heard, &log);
         let cluster = Cluster {
             running: Some(running),
             dialers: Some(dialers),

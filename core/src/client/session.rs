@@ -419,6 +419,10 @@ impl Parts<'_> {
                 streams.on_trimmed(stream, head, handler);
                 Ok(())
             }
+            Reply::Crowded { stream, subscriptions_max } => {
+                streams.on_crowded(stream, subscriptions_max, handler);
+                Ok(())
+            }
             Reply::NotHere { stream } => {
                 let shard = streams.on_not_here(stream, retry_ns);
                 *note =

@@ -310,6 +310,7 @@ mod tests {
             Refusal::NotHere,
             Refusal::Failed,
             Refusal::Closed { instead: ShardId(700) },
+            Refusal::Forbidden,
         ] {
             let connection = 0xAABB_CCDD;
             let said = ToGate::Refused { client, connection, seq: 7, refusal };

@@ -5,6 +5,7 @@
 //! ring or its stream's credit is used up, and delays nobody else.
 
 mod client;
+mod pace;
 mod stream;
 
 use std::collections::{HashMap, VecDeque};
@@ -91,6 +92,8 @@ struct GateCounters {
     appends: Counter,
     delivered: Counter,
     pushed_back: Counter,
+    held_back: Counter,
+    forbidden: Counter,
 }
 
 /// What all clients of a gate share.
@@ -105,6 +108,10 @@ struct Common {
     next_tail_token: u64,
     /// A request did not fit into a port's queue: the port, and the bytes it needs.
     queue_full: Option<(usize, usize)>,
+    /// The time of this cycle.
+    now_ns: u64,
+    /// When the first append that came too early may be taken.
+    paced_ns: Option<u64>,
     counters: GateCounters,
 }
 
@@ -136,6 +143,8 @@ impl<T: Transport> GateAgent<T> {
             appends: parts.counters.register("appends"),
             delivered: parts.counters.register("records_delivered"),
             pushed_back: parts.counters.register("pushed_back"),
+            held_back: parts.counters.register("held_back"),
+            forbidden: parts.counters.register("forbidden"),
         };
         let common = Common {
             deliverable: vec![Lsn(0); parts.ports.len()],
@@ -145,6 +154,8 @@ impl<T: Transport> GateAgent<T> {
             tails: VecDeque::with_capacity(TAILS_MAX),
             next_tail_token: 0,
             queue_full: None,
+            now_ns: 0,
+            paced_ns: None,
             counters,
             config: parts.config,
         };
@@ -169,7 +180,7 @@ impl<T: Transport> GateAgent<T> {
 
     fn admit(&mut self) -> usize {
         let Some(mail) = self.mailbox.take() else { return 0 };
-        let Admission::Client { session, link, ring_bytes } = mail else { return 1 };
+        let Admission::Client { session, link, ring_bytes, grant } = mail else { return 1 };
         if let Some(old) = self.sessions.get(&session).copied() {
             // The client knows that its old connection is dead before we do.
             self.drop_client(old);
@@ -190,7 +201,8 @@ impl<T: Transport> GateAgent<T> {
         self.transport.admit(PeerId(slot as u16), link, std::slice::from_ref(&memory.incoming));
         self.connections = self.connections.wrapping_add(1);
         let identity = (session, self.connections);
-        self.clients[slot] = Some(Box::new(Client::new(identity, ring, &self.common.config, self.common.ports.len())));
+        let client = Client::new(identity, grant, ring, &self.common.config, self.common.ports.len());
+        self.clients[slot] = Some(Box::new(client));
         self.sessions.insert(session, slot);
         self.common.counters.clients.set(self.sessions.len() as u64);
         1
@@ -304,7 +316,7 @@ impl<T: Transport> GateAgent<T> {
 
     fn serve_clients(&mut self) -> usize {
         let mut work = 0;
-        (self.again, self.common.queue_full) = (false, None);
+        (self.again, self.common.queue_full, self.common.paced_ns) = (false, None, None);
         for slot in 0..self.clients.len() {
             let Some(client) = self.clients[slot].as_deref_mut() else { continue };
             let peer = PeerId(slot as u16);
@@ -359,7 +371,8 @@ impl<T: Transport> Agent for GateAgent<T> {
         "gate"
     }
 
-    fn duty_cycle(&mut self, _now_ns: u64) -> usize {
+    fn duty_cycle(&mut self, now_ns: u64) -> usize {
+        self.common.now_ns = now_ns;
         let mut work = self.take_events();
         work += self.admit();
         work += self.take_answers();
@@ -372,7 +385,7 @@ impl<T: Transport> Agent for GateAgent<T> {
     }
 
     fn deadline_ns(&self) -> Option<u64> {
-        None
+        self.common.paced_ns
     }
 
     fn wait_fds(&self, fds: &mut Vec<RawFd>) {

@@ -153,6 +153,13 @@ pub enum Reply<'a> {
         /// The stream.
         stream: u32,
     },
+    /// The stream was not begun: the client has as many subscriptions as it may have.
+    Crowded {
+        /// The stream.
+        stream: u32,
+        /// How many it may have.
+        subscriptions_max: u32,
+    },
     /// An order entry, relayed in index order.
     Order {
         /// Index in the order log.
@@ -292,6 +299,9 @@ impl<'a> Reply<'a> {
             Reply::NotHere { stream } => {
                 w.u16(6).u16(0).u32(stream);
             }
+            Reply::Crowded { stream, subscriptions_max } => {
+                w.u16(12).u16(0).u32(stream).u32(subscriptions_max);
+            }
             Reply::Order { index, entry } => {
                 w.u16(7).u16(0).u32(0).u64(index);
                 body = entry;
@@ -369,6 +379,7 @@ impl<'a> Reply<'a> {
                 let shard = u16::try_from(stream).map_err(|_| DecodeError::Value("shard"))?;
                 Reply::ChangeIs { token: r.u64()?, outcome: outcome_from(small, shard, r.u64()?)? }
             }
+            12 => Reply::Crowded { stream, subscriptions_max: r.u32()? },
             tag => return Err(DecodeError::Tag(tag as u8)),
         };
         r.finish()?;
@@ -387,6 +398,7 @@ pub fn refusal_code(refusal: Refusal) -> (u32, u64) {
         Refusal::NotHere => (6, 0),
         Refusal::Failed => (7, 0),
         Refusal::Closed { instead } => (8, instead.0.into()),
+        Refusal::Forbidden => (9, 0),
     }
 }
 
@@ -404,6 +416,7 @@ pub fn refusal_from(code: u32, detail: u64) -> Result<Refusal, DecodeError> {
         6 => Refusal::NotHere,
         7 => Refusal::Failed,
         8 => Refusal::Closed { instead: ShardId(u16::try_from(detail).map_err(|_| DecodeError::Value("shard"))?) },
+        9 => Refusal::Forbidden,
         _ => return Err(DecodeError::Value("refusal")),
     })
 }

@@ -283,6 +283,13 @@ impl Streams {
         handler.on_trimmed(id, head);
     }
 
+    pub(super) fn on_crowded(&mut self, number: u32, subscriptions_max: u32, handler: &mut impl SessionHandler) {
+        let Some(index) = self.stream(number).map(|s| s.subscription) else { return };
+        let Some(id) = self.subscriptions[index].as_ref().map(|s| s.id) else { return };
+        self.end(index);
+        handler.on_crowded(id, subscriptions_max);
+    }
+
     /// The gate does not serve the stream's shard: asked again later. Returns the shard.
     pub(super) fn on_not_here(&mut self, number: u32, retry_ns: u64) -> Option<ShardId> {
         let stream = self.stream(number)?;

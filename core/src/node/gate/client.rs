@@ -8,10 +8,12 @@ use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::wire::change::ChangeOutcome;
 use antelog_protocol::wire::order::ORDER_ENTRY_BYTES_MAX;
 use antelog_protocol::wire::session::{ReadResult, Reply, Request, SESSION_HEAD_BYTES_MAX};
-use antelog_protocol::{ClientId, Position, Refusal, ShardId};
+use antelog_protocol::{ChangeError, ClientId, Position, Refusal, ShardId};
 
+use super::pace::Pace;
 use super::stream::{self, Delivery, Stream};
 use super::{Common, GateConfig, TAILS_MAX, TailQuestion};
+use crate::access::{Access, Grant};
 use crate::channel::Ring;
 use crate::log::Item;
 use crate::node::bus;
@@ -33,6 +35,7 @@ pub(super) enum Answer {
     Tail { token: u64, position: Position, index: u64 },
     Changed { token: u64, outcome: ChangeOutcome },
     NotHere { stream: u32 },
+    Crowded { stream: u32, subscriptions_max: u32 },
     Trimmed { stream: u32, head: Position },
 }
 
@@ -58,6 +61,11 @@ struct Following {
 pub(super) struct Client {
     session: ClientId,
     connection: u32,
+    access: Access,
+    /// Streams of one shard that it may have; 0: any number.
+    subscriptions_max: usize,
+    /// `None`: it may append as fast as it likes.
+    pace: Option<Box<Pace>>,
     ring: Ring,
     /// Appends handed to each port's shard and not answered yet, with their answers waiting here.
     outstanding: Vec<u32>,
@@ -76,12 +84,21 @@ pub(super) struct Client {
 
 impl Client {
     /// The client of a session's connection, which has a number of its own.
-    pub(super) fn new((session, connection): (ClientId, u32), ring: Ring, config: &GateConfig, ports: usize) -> Client {
+    pub(super) fn new(
+        (session, connection): (ClientId, u32),
+        grant: Grant,
+        ring: Ring,
+        config: &GateConfig,
+        ports: usize,
+    ) -> Client {
         let answers_max = config.outstanding_max as usize * ports + STREAMS_MAX + TAILS_MAX + CHANGES_MAX;
         let largest = reply_bytes_max(config.record_bytes_max as usize);
         Client {
             session,
             connection,
+            access: grant.access,
+            subscriptions_max: grant.limits.subscriptions_max as usize,
+            pace: Pace::new(&grant.limits),
             answers_fit: ring.message_bytes_max() >= largest,
             reads_seen: None,
             ring,
@@ -159,26 +176,31 @@ impl Client {
             return Err("its ring is too small for this cluster's records".into());
         }
         match request {
-            Request::Append { shard, seq, record } => {
+            Request::Append { shard, seq, .. } if self.access < Access::Append => {
                 if self.answers.len() == self.answers_max {
                     return Ok(Taken::Stalled);
                 }
-                match hand_over(common, (self.session, self.connection), &mut self.outstanding, shard, seq, record) {
-                    Ok(()) => {}
+                common.counters.forbidden.add(1);
+                self.answers.push_back(Answer::Refused { shard, seq, refusal: Refusal::Forbidden });
+            }
+            Request::Append { shard, seq, record } => {
+                if self.answers.len() == self.answers_max || is_early(&self.pace, common) {
+                    return Ok(Taken::Stalled);
+                }
+                let bytes = record.len();
+                let append = Append { session: self.session, connection: self.connection, shard, seq, record };
+                match hand_over(common, append, &mut self.outstanding) {
+                    Ok(()) => {
+                        if let Some(pace) = &mut self.pace {
+                            pace.take(common.now_ns, bytes);
+                        }
+                    }
                     Err(Some(refusal)) => self.answers.push_back(Answer::Refused { shard, seq, refusal }),
                     Err(None) => return Ok(Taken::Stalled),
                 }
             }
             Request::Subscribe { stream, shard, from, credit_bytes } => {
-                let port = common.ports.iter().position(|p| p.shard == shard);
-                self.streams.retain(|s| s.id != stream);
-                match port {
-                    _ if self.streams.len() == STREAMS_MAX => {
-                        return Err(format!("it asked for more than {STREAMS_MAX} streams"));
-                    }
-                    Some(port) => self.streams.push(Stream::new(stream, port, from, credit_bytes)),
-                    None => self.reply(Answer::NotHere { stream }),
-                }
+                self.subscribe(common, stream, shard, (from, credit_bytes))?;
             }
             Request::Unsubscribe { stream } => self.streams.retain(|s| s.id != stream),
             Request::Consumed { stream, bytes } => {
@@ -200,21 +222,13 @@ impl Client {
             }
             Request::Cancel { token } => self.reads.retain(|(waiting, _)| *waiting != token),
             Request::Tail { token } => {
-                if common.tails.len() == TAILS_MAX {
+                if !self.ask_tail(common, token) {
                     return Ok(Taken::Stalled);
                 }
-                let ask = bus::read_index(common.next_tail_token);
-                if common.ports[0].requests.push(&[&ask]).is_err() {
-                    common.queue_full = Some((0, ask.len()));
-                    return Ok(Taken::Stalled);
-                }
-                common.tails.push_back(TailQuestion {
-                    token: common.next_tail_token,
-                    client: self.session,
-                    client_token: token,
-                    index: None,
-                });
-                common.next_tail_token += 1;
+            }
+            Request::Change { token, .. } if self.access < Access::Admin => {
+                common.counters.forbidden.add(1);
+                self.reply(Answer::Changed { token, outcome: Err(ChangeError::Forbidden) });
             }
             Request::Change { token, change } => {
                 // Any shard has a line to the sequencer.
@@ -227,6 +241,54 @@ impl Client {
         }
         self.ring.consume();
         Ok(Taken::Request)
+    }
+
+    fn subscribe(
+        &mut self,
+        common: &Common,
+        stream: u32,
+        shard: ShardId,
+        (from, credit_bytes): (Position, u64),
+    ) -> Result<(), String> {
+        self.streams.retain(|s| s.id != stream);
+        match common.ports.iter().position(|p| p.shard == shard) {
+            _ if self.streams.len() == STREAMS_MAX => {
+                return Err(format!("it asked for more than {STREAMS_MAX} streams"));
+            }
+            Some(port) if self.has_enough(port) => {
+                let subscriptions_max = self.subscriptions_max as u32;
+                self.reply(Answer::Crowded { stream, subscriptions_max });
+            }
+            Some(port) => self.streams.push(Stream::new(stream, port, from, credit_bytes)),
+            None => self.reply(Answer::NotHere { stream }),
+        }
+        Ok(())
+    }
+
+    /// Asks the sequencer for the tail. False: not now.
+    fn ask_tail(&self, common: &mut Common, token: u64) -> bool {
+        if common.tails.len() == TAILS_MAX {
+            return false;
+        }
+        let ask = bus::read_index(common.next_tail_token);
+        if common.ports[0].requests.push(&[&ask]).is_err() {
+            common.queue_full = Some((0, ask.len()));
+            return false;
+        }
+        common.tails.push_back(TailQuestion {
+            token: common.next_tail_token,
+            client: self.session,
+            client_token: token,
+            index: None,
+        });
+        common.next_tail_token += 1;
+        true
+    }
+
+    /// Whether it has as many subscriptions as it may have: each has one stream of a shard.
+    fn has_enough(&self, port: usize) -> bool {
+        let limit = self.subscriptions_max;
+        limit > 0 && self.streams.iter().filter(|s| s.port == port).count() >= limit
     }
 
     /// Sends answers, the order stream, records and reads, as far as the ring has room.
@@ -354,14 +416,30 @@ pub(crate) const fn reply_bytes_max(record_bytes_max: usize) -> usize {
     SESSION_HEAD_BYTES_MAX + body
 }
 
+/// An append of a session's connection.
+struct Append<'a> {
+    session: ClientId,
+    connection: u32,
+    shard: ShardId,
+    seq: u64,
+    record: &'a [u8],
+}
+
+/// Whether the client's next append comes too early; notes when it may be looked at again.
+fn is_early(pace: &Option<Box<Pace>>, common: &mut Common) -> bool {
+    let Some(free_ns) = pace.as_ref().map(|pace| pace.free_ns()).filter(|free_ns| *free_ns > common.now_ns) else {
+        return false;
+    };
+    common.counters.held_back.add(1);
+    common.paced_ns = Some(common.paced_ns.map_or(free_ns, |first| first.min(free_ns)));
+    true
+}
+
 /// Hands an append over to its shard. `Err(None)`: not now.
 fn hand_over(
     common: &mut Common,
-    (session, connection): (ClientId, u32),
+    Append { session, connection, shard, seq, record }: Append<'_>,
     outstanding: &mut [u32],
-    shard: ShardId,
-    seq: u64,
-    record: &[u8],
 ) -> Result<(), Option<Refusal>> {
     let limit_bytes = common.config.record_bytes_max;
     let port = common.ports.iter().position(|p| p.shard == shard).ok_or(Some(Refusal::NotHere))?;
@@ -395,6 +473,7 @@ fn reply_of(answer: Answer) -> Reply<'static> {
         Answer::Tail { token, position, index } => Reply::TailIs { token, position, index },
         Answer::Changed { token, outcome } => Reply::ChangeIs { token, outcome },
         Answer::NotHere { stream } => Reply::NotHere { stream },
+        Answer::Crowded { stream, subscriptions_max } => Reply::Crowded { stream, subscriptions_max },
         Answer::Trimmed { stream, head } => Reply::Trimmed { stream, head },
     }
 }
@@ -479,7 +558,7 @@ mod tests {
             free_cuts_max: 16,
             prefault: false,
         };
-        let mut client = Client::new((ClientId(7), 2), ring, &config, 1);
+        let mut client = Client::new((ClientId(7), 2), Grant::default(), ring, &config, 1);
         // The append went to the shard on both connections; it was closed when it saw the first and is open again.
         client.outstanding[0] = 1;
         let (shard, seq) = (ShardId(0), 5);
