@@ -144,6 +144,10 @@ pub struct LaunchConfig {
     pub rdma_device: Option<String>,
     /// RDMA sends a packet again after 4.096 µs · 2^this without an answer, and gives up after the eighth attempt.
     pub rdma_ack_timeout: u8,
+    /// Where `/metrics`, `/health` and `/ready` are served over HTTP, `host:port`; absent: nowhere.
+    pub metrics: Option<String>,
+    /// How long a node that was told to end goes on to finish what clients have begun, in milliseconds.
+    pub close_ms: u64,
 }
 
 impl Default for LaunchConfig {
@@ -158,6 +162,8 @@ impl Default for LaunchConfig {
             transport: Wish::Auto,
             rdma_device: None,
             rdma_ack_timeout: 14,
+            metrics: None,
+            close_ms: 2000,
         }
     }
 }
@@ -315,6 +321,12 @@ impl Config {
         if !(1..=31).contains(&self.launch.rdma_ack_timeout) {
             let value = self.launch.rdma_ack_timeout;
             return Err(wrong(format!("launch.rdma_ack_timeout must be 1 to 31, not {value}")));
+        }
+        if self.launch.close_ms > 3_600_000 {
+            return Err(wrong(format!("launch.close_ms must be 0 to 3600000, not {}", self.launch.close_ms)));
+        }
+        if let Some(address) = &self.launch.metrics {
+            check_address(address).map_err(|e| wrong(format!("launch.metrics: {e}")))?;
         }
         self.validate_shards()?;
         self.validate_nodes()
@@ -526,6 +538,10 @@ impl fmt::Display for Config {
         writeln!(f, "transport = \"{}\"\nrdma_ack_timeout = {}", l.transport, l.rdma_ack_timeout)?;
         if let Some(device) = &l.rdma_device {
             writeln!(f, "rdma_device = {device:?}")?;
+        }
+        writeln!(f, "close_ms = {}", l.close_ms)?;
+        if let Some(address) = &l.metrics {
+            writeln!(f, "metrics = {address:?}")?;
         }
         self.fmt_access(f)?;
         for shard in &self.shards {

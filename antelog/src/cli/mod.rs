@@ -11,6 +11,7 @@ mod embedded;
 mod grid;
 mod host;
 mod link;
+mod log;
 mod members;
 mod nodes;
 mod output;

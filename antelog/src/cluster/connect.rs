@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -25,8 +26,9 @@ use antelog_protocol::wire::session::ClusterMap;
 use antelog_protocol::{ClientId, ShardId};
 
 use super::assemble::{Door, Doors, members, replicas};
+use super::connections::Connections;
 use super::networks::Networks;
-use super::{OperatorLog, serves_clients};
+use super::serves_clients;
 use crate::network::{Network, NodeLink};
 
 /// Time for a connection attempt with its hand-shake.
@@ -83,19 +85,20 @@ pub(super) fn serve(
     doors: &Doors,
     networks: &Networks,
     keys: &Keyring,
-    log: &OperatorLog,
+    connections: &Connections,
+    is_closing: &Arc<AtomicBool>,
 ) -> Result<Vec<ListenerHandle>, String> {
     let mut handles = Vec::new();
     let failed = |e: std::io::Error| format!("cannot start a listening thread: {e}");
     for (id, listener) in ports.nodes {
         let (Some(node), Some(door)) = (config.node(id), doors.nodes.get(&id)) else { continue };
-        let accept = NodeAccept::new(config, node, door, networks.of(node), keys, log.clone());
+        let accept = NodeAccept::new(config, node, door, networks.of(node), keys, connections.clone());
         handles.push(listener.serve(Arc::new(accept)).map_err(failed)?);
     }
     for listener in ports.clients {
         let Some(door) = &doors.gate else { continue };
         let (counters, network) = (doors.gate_counters.clone(), networks.of_gate());
-        let accept = GateAccept::new(config, door, counters, network, keys, log.clone());
+        let accept = GateAccept::new(config, door, counters, network, keys, is_closing.clone());
         handles.push(listener.serve(Arc::new(accept)).map_err(failed)?);
     }
     Ok(handles)
@@ -181,7 +184,8 @@ struct NodeAccept {
     mail: MailSender<Admission<NodeLink>>,
     network: Network,
     keys: Keyring,
-    log: OperatorLog,
+    agent: String,
+    connections: Connections,
 }
 
 impl NodeAccept {
@@ -191,12 +195,13 @@ impl NodeAccept {
         door: &Door,
         network: Network,
         keys: &Keyring,
-        log: OperatorLog,
+        connections: Connections,
     ) -> NodeAccept {
         let mut callers = HashMap::new();
         for from in &config.nodes {
             for call in calls(config, from).iter().filter(|c| c.to.id == node.id) {
                 callers.insert(from.id, call.from_peer);
+                connections.expect(&door.agent, call.from_peer, node.id, from.id);
             }
         }
         NodeAccept {
@@ -207,7 +212,8 @@ impl NodeAccept {
             mail: door.mail.clone(),
             network,
             keys: keys.clone(),
-            log,
+            agent: door.agent.clone(),
+            connections,
         }
     }
 }
@@ -264,12 +270,13 @@ impl Accept for NodeAccept {
         let Endpoint::Node { from, .. } = hello.from else { return };
         if let Some(peer) = self.callers.get(&from) {
             let link = Network::link(link, welcome.path);
+            self.connections.up(&self.agent, *peer);
             self.mail.send(Admission::Node { peer: *peer, link });
         }
     }
 
     fn refused(&self, from: SocketAddr, why: &str) {
-        (self.log)(&format!("node {}: refused {from}: {why}", self.id));
+        tracing::warn!(node = self.id, peer = %from, reason = why, "node {}: refused {from}: {why}", self.id);
     }
 }
 
@@ -281,7 +288,7 @@ struct GateAccept {
     mail: MailSender<Admission<NodeLink>>,
     network: Network,
     keys: Keyring,
-    log: OperatorLog,
+    is_closing: Arc<AtomicBool>,
 }
 
 /// Where each shard is served.
@@ -309,11 +316,11 @@ impl GateAccept {
         counters: Option<Counters>,
         network: Network,
         keys: &Keyring,
-        log: OperatorLog,
+        is_closing: Arc<AtomicBool>,
     ) -> GateAccept {
         let map = cluster_map(config).encode();
         let (config, mail, keys) = (config.clone(), door.mail.clone(), keys.clone());
-        GateAccept { config, map, counters, mail, network, keys, log }
+        GateAccept { config, map, counters, mail, network, keys, is_closing }
     }
 
     /// Clients connected now.
@@ -333,6 +340,9 @@ impl Accept for GateAccept {
         if !matches!(hello.from, Endpoint::Client { .. }) {
             let text = "this port is for clients; nodes use the port that the key 'listen' names";
             return Err(Refusal::new(RefusalCode::Node, text));
+        }
+        if self.is_closing.load(Ordering::Relaxed) {
+            return Err(Refusal::new(RefusalCode::Busy, "the node is shutting down"));
         }
         let c = &self.config.cluster;
         if self.clients() >= c.clients_max.into() {
@@ -369,7 +379,7 @@ impl Accept for GateAccept {
     }
 
     fn refused(&self, from: SocketAddr, why: &str) {
-        (self.log)(&format!("clients: refused {from}: {why}"));
+        tracing::warn!(peer = %from, reason = why, "clients: refused {from}: {why}");
     }
 }
 
@@ -394,7 +404,8 @@ struct Line {
     network: Network,
     peer: PeerId,
     mail: MailSender<Admission<NodeLink>>,
-    log: OperatorLog,
+    agent: String,
+    connections: Connections,
     failure: Arc<Mutex<Option<String>>>,
 }
 
@@ -404,8 +415,8 @@ impl Dialers {
         doors: &Doors,
         networks: &Networks,
         keys: &Keyring,
+        connections: &Connections,
         heard: Receiver<Notice>,
-        log: &OperatorLog,
     ) -> Dialers {
         let failure = Arc::new(Mutex::new(None));
         let mut lost = HashMap::new();
@@ -415,6 +426,7 @@ impl Dialers {
             for call in calls(config, node) {
                 let (sender, receiver) = channel();
                 lost.insert((door.agent.clone(), call.to_peer), sender);
+                connections.expect(&door.agent, call.to_peer, *id, call.to.id);
                 let line = Line {
                     from: *id,
                     to: call.to.id,
@@ -424,16 +436,17 @@ impl Dialers {
                     network: networks.of(node),
                     peer: call.to_peer,
                     mail: door.mail.clone(),
-                    log: log.clone(),
+                    agent: door.agent.clone(),
+                    connections: connections.clone(),
                     failure: failure.clone(),
                 };
                 threads.push(std::thread::spawn(move || line.keep(&receiver)));
             }
         }
         let lost = Arc::new(Mutex::new(lost));
-        let (senders, log) = (lost.clone(), log.clone());
+        let (senders, connections) = (lost.clone(), connections.clone());
         // Ends when the last agent is gone, which in launch mode `invoked` may be after this.
-        std::thread::spawn(move || listen(&heard, &senders, &log));
+        std::thread::spawn(move || listen(&heard, &senders, &connections));
         Dialers { lost, threads, failure }
     }
 
@@ -453,11 +466,12 @@ impl Drop for Dialers {
 }
 
 /// Hears from the agents until the last is gone: lost connections go to their dialers, warnings to the operator.
-fn listen(heard: &Receiver<Notice>, lost: &Lost, log: &OperatorLog) {
+fn listen(heard: &Receiver<Notice>, lost: &Lost, connections: &Connections) {
     for notice in heard {
         match notice {
-            Notice::Warning { agent, text } => log(&format!("{agent}: {text}")),
-            Notice::PeerDown { agent, peer, .. } => {
+            Notice::Warning { agent, text } => tracing::warn!(agent, reason = text, "{agent}: {text}"),
+            Notice::PeerDown { agent, peer, reason } => {
+                connections.down(&agent, peer, &format!("the connection was lost ({reason:?})"));
                 let lost = lost.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(sender) = lost.get(&(agent, peer)) {
                     // The dialer may be gone already when the node stops.
@@ -490,10 +504,19 @@ impl Line {
                         self.from, self.to, self.address, welcome.path, welcome.path_reason
                     );
                     if said != text {
-                        (self.log)(&text);
+                        let (path, reason) = (welcome.path.to_string(), &welcome.path_reason);
+                        tracing::info!(
+                            node = self.from,
+                            peer = self.to,
+                            address = self.address,
+                            path,
+                            reason,
+                            "{text}"
+                        );
                         said = text;
                     }
                     let link = Network::link(link, welcome.path);
+                    self.connections.up(&self.agent, self.peer);
                     self.mail.send(Admission::Node { peer: self.peer, link });
                     let connected = Instant::now();
                     if lost.recv().is_err() {
@@ -502,7 +525,8 @@ impl Line {
                     if connected.elapsed() > BACKOFF_MAX {
                         pause = BACKOFF_MIN;
                     }
-                    (self.log)(&format!("node {}: lost node {} at {}", self.from, self.to, self.address));
+                    let (node, peer, address) = (self.from, self.to, &self.address);
+                    tracing::warn!(node, peer, address, "node {node}: lost node {peer} at {address}");
                 }
                 Err((error, final_)) => {
                     let text = format!("node {}: no connection to node {}: {error}", self.from, self.to);
@@ -510,9 +534,10 @@ impl Line {
                         self.fail(text);
                         return;
                     }
+                    self.connections.down(&self.agent, self.peer, &error);
                     // Each reason is said once, not at every attempt.
                     if said != text {
-                        (self.log)(&text);
+                        tracing::warn!(node = self.from, peer = self.to, reason = error, "{text}");
                         said = text;
                     }
                 }
@@ -541,7 +566,7 @@ impl Line {
     }
 
     fn fail(&self, text: String) {
-        (self.log)(&text);
+        tracing::error!(node = self.from, peer = self.to, "{text}");
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(text);
     }
 }

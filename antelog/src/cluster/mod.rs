@@ -5,7 +5,9 @@
 
 mod assemble;
 mod connect;
+mod connections;
 mod networks;
+mod shutdown;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,11 +20,14 @@ use antelog_core::node::{Invoked, LaunchMode, Running};
 use antelog_net_tcp::ListenerHandle;
 
 pub use connect::Dialers;
+pub use connections::Connection;
 
+use assemble::Doors;
+use connections::Connections;
 use networks::Networks;
+use shutdown::Closer;
 
-/// Where lines for the operator go.
-pub type OperatorLog = Arc<dyn Fn(&str) + Send + Sync>;
+use crate::watch::Observed;
 
 /// Which of the configuration's nodes run here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +44,8 @@ pub struct Cluster {
     dialers: Option<Dialers>,
     listeners: Vec<ListenerHandle>,
     clients: Vec<String>,
-    counters: Vec<Counters>,
+    observed: Observed,
+    closer: Closer,
     networks: Networks,
     config: Config,
 }
@@ -50,11 +56,11 @@ impl Cluster {
     ///
     /// # Errors
     /// One line: what was tried, on what, and what to do.
-    pub fn start(config: Config, nodes: Nodes, log: OperatorLog) -> Result<Cluster, String> {
+    pub fn start(config: Config, nodes: Nodes) -> Result<Cluster, String> {
         if config.launch.mode == LaunchMode::Invoked {
             return Err("launch.mode = \"invoked\" is for programs that drive the agents: use Cluster::invoked".into());
         }
-        Cluster::set_up(config, nodes, log).map(|(cluster, _)| cluster)
+        Cluster::set_up(config, nodes).map(|(cluster, _)| cluster)
     }
 
     /// Starts nodes whose agents the caller drives on its own thread, by calling [`Invoked::step`] again and again: launch
@@ -62,12 +68,12 @@ impl Cluster {
     ///
     /// # Errors
     /// As [`start`](Self::start).
-    pub fn invoked(mut config: Config, nodes: Nodes, log: OperatorLog) -> Result<(Cluster, Invoked), String> {
+    pub fn invoked(mut config: Config, nodes: Nodes) -> Result<(Cluster, Invoked), String> {
         config.launch.mode = LaunchMode::Invoked;
-        Cluster::set_up(config, nodes, log)
+        Cluster::set_up(config, nodes)
     }
 
-    fn set_up(mut config: Config, nodes: Nodes, log: OperatorLog) -> Result<(Cluster, Invoked), String> {
+    fn set_up(mut config: Config, nodes: Nodes) -> Result<(Cluster, Invoked), String> {
         let local: BTreeSet<u16> = match nodes {
             Nodes::All => config.nodes.iter().map(|n| n.id).collect(),
             Nodes::One(id) if config.node(id).is_some() => BTreeSet::from([id]),
@@ -81,20 +87,24 @@ impl Cluster {
         let ports = connect::bind(&mut config, &local)?;
         let clients = ports.clients.iter().map(|l| l.local_addr().to_string()).collect();
         let (notices, heard) = channel();
-        let networks = Networks::choose(&config, &local, &log)?;
+        let networks = Networks::choose(&config, &local)?;
         let assembly = assemble::assemble(&config, &local, &networks, &notices)?;
         // The notices end when the last agent is gone.
         drop(notices);
         let invoked = Invoked::build_in_turns(assembly.invoked, assembly.invoked_turns)?;
         let running = antelog_core::node::launch(assembly.threads).map_err(|e| e.to_string())?;
-        let listeners = connect::serve(ports, &config, &assembly.doors, &networks, &keys, &log)?;
-        let dialers = Dialers::start(&config, &assembly.doors, &networks, &keys, heard, &log);
+        let (connections, doors) = (Connections::default(), &assembly.doors);
+        let closer = Closer { gate: doors.gate.as_ref().map(|door| door.mail.clone()), is_closing: Arc::default() };
+        let listeners = connect::serve(ports, &config, doors, &networks, &keys, &connections, &closer.is_closing)?;
+        let dialers = Dialers::start(&config, doors, &networks, &keys, &connections, heard);
+        let observed = observe(&config, doors, assembly.counters, connections);
         let cluster = Cluster {
             running: Some(running),
             dialers: Some(dialers),
             listeners,
             clients,
-            counters: assembly.counters,
+            observed,
+            closer,
             networks,
             config,
         };
@@ -113,7 +123,12 @@ impl Cluster {
 
     /// All counters of the nodes here, as (`agent.name`, value).
     pub fn counters(&self) -> Vec<(String, u64)> {
-        self.counters.iter().flat_map(Counters::snapshot).collect()
+        self.observed.counters().flat_map(Counters::snapshot).collect()
+    }
+
+    /// What can be watched of the nodes here, from any thread.
+    pub fn observed(&self) -> &Observed {
+        &self.observed
     }
 
     /// Sum of one counter over all agents whose name begins with `agent`.
@@ -141,7 +156,7 @@ impl Cluster {
         format!("{} + {}", launch.mode, launch.idle)
     }
 
-    /// Stops the nodes and waits for them.
+    /// Stops the nodes at once and waits for their threads. [`close`](Self::close) is the polite way.
     pub fn stop(mut self) -> Option<String> {
         self.shut_down()
     }
@@ -159,6 +174,17 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         self.shut_down();
     }
+}
+
+/// What can be watched: every agent's counters under its node, the gate's under the first primary here.
+fn observe(config: &Config, doors: &Doors, counters: Vec<Counters>, connections: Connections) -> Observed {
+    let node_of = |agent: &str| {
+        let own = doors.nodes.iter().find(|(_, door)| door.agent == agent);
+        let serving = || doors.nodes.keys().find(|id| config.node(**id).is_some_and(|n| serves_clients(n.role)));
+        own.map(|(id, _)| id).or_else(serving).copied().unwrap_or_default()
+    };
+    let agents = counters.into_iter().map(|counters| (node_of(counters.agent()), counters)).collect();
+    Observed::new(config, agents, Arc::new(move || connections.list()))
 }
 
 /// Whether a node serves clients.

@@ -296,7 +296,7 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
 
     /// Reads what a gate wrote, up to a limit.
     fn read_gate(&mut self, index: usize, now_ns: u64, handler: &mut impl SessionHandler) -> usize {
-        let (mut work, mut fault, mut note) = (0, None, None);
+        let (mut work, mut fault, mut note, mut closing) = (0, None, None, false);
         while work < MESSAGES_PER_CYCLE {
             let Some(ring) = self.gates[index].ring() else { break };
             let message = match ring.peek() {
@@ -316,6 +316,7 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
                 order: &mut self.order,
                 questions: &mut self.questions,
                 note: &mut note,
+                closing: &mut closing,
                 retry_ns: now_ns.saturating_add(self.options.backoff_max_ns),
             };
             match Reply::decode(message) {
@@ -331,6 +332,7 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
         if work > 0 {
             self.gates[index].output = true;
         }
+        self.gates[index].closing |= closing;
         if let Some(note) = note {
             handler.on_connection(&self.gates[index].address, Some(&note));
             self.seeds.wanted = true;
@@ -374,6 +376,7 @@ struct Parts<'a> {
     questions: &'a mut Questions,
     /// Something the owner should hear that is no reason to cut the gate off.
     note: &'a mut Option<String>,
+    closing: &'a mut bool,
     retry_ns: u64,
 }
 
@@ -381,7 +384,7 @@ impl Parts<'_> {
     /// Acts on one message. An error is what the gate did wrong.
     #[inline]
     fn dispatch(self, gate: usize, reply: &Reply<'_>, handler: &mut impl SessionHandler) -> Result<(), String> {
-        let Parts { appends, streams, order, questions, note, retry_ns } = self;
+        let Parts { appends, streams, order, questions, note, closing, retry_ns } = self;
         match *reply {
             Reply::Deliver { stream, lsn, position, view, record, .. } => {
                 let got = Got { lsn, position, count: 1, view, record: Some(record) };
@@ -417,6 +420,11 @@ impl Parts<'_> {
             }
             Reply::Trimmed { stream, head } => {
                 streams.on_trimmed(stream, head, handler);
+                Ok(())
+            }
+            Reply::Closing => {
+                *closing = true;
+                *note = Some("the node is shutting down".into());
                 Ok(())
             }
             Reply::Crowded { stream, subscriptions_max } => {

@@ -94,6 +94,8 @@ struct GateCounters {
     pushed_back: Counter,
     held_back: Counter,
     forbidden: Counter,
+    /// Of each port: whether its shard takes appends, as far as the order stream says.
+    open: Vec<Counter>,
 }
 
 /// What all clients of a gate share.
@@ -112,6 +114,8 @@ struct Common {
     now_ns: u64,
     /// When the first append that came too early may be taken.
     paced_ns: Option<u64>,
+    /// No more requests are taken.
+    closing: bool,
     counters: GateCounters,
 }
 
@@ -129,6 +133,8 @@ pub struct GateAgent<T: Transport> {
     events: Box<[Event]>,
     /// Some client could not send or go on for want of room: look at all of them in the next cycle.
     again: bool,
+    /// Who waits until everything begun is finished.
+    closing: Option<Sender<()>>,
 }
 
 impl<T: Transport> GateAgent<T> {
@@ -145,6 +151,7 @@ impl<T: Transport> GateAgent<T> {
             pushed_back: parts.counters.register("pushed_back"),
             held_back: parts.counters.register("held_back"),
             forbidden: parts.counters.register("forbidden"),
+            open: parts.ports.iter().map(|p| parts.counters.register(&format!("shard-{}.open", p.shard))).collect(),
         };
         let common = Common {
             deliverable: vec![Lsn(0); parts.ports.len()],
@@ -156,6 +163,7 @@ impl<T: Transport> GateAgent<T> {
             queue_full: None,
             now_ns: 0,
             paced_ns: None,
+            closing: false,
             counters,
             config: parts.config,
         };
@@ -170,6 +178,7 @@ impl<T: Transport> GateAgent<T> {
             notices: parts.notices,
             events: vec![Event::Notified { peer: PeerId(0), value: 0 }; 64].into_boxed_slice(),
             again: false,
+            closing: None,
         }
     }
 
@@ -180,7 +189,14 @@ impl<T: Transport> GateAgent<T> {
 
     fn admit(&mut self) -> usize {
         let Some(mail) = self.mailbox.take() else { return 0 };
-        let Admission::Client { session, link, ring_bytes, grant } = mail else { return 1 };
+        let (session, link, ring_bytes, grant) = match mail {
+            Admission::Client { session, link, ring_bytes, grant } => (session, link, ring_bytes, grant),
+            Admission::Close { done } => {
+                self.close(done);
+                return 1;
+            }
+            Admission::Node { .. } => return 1,
+        };
         if let Some(old) = self.sessions.get(&session).copied() {
             // The client knows that its old connection is dead before we do.
             self.drop_client(old);
@@ -222,6 +238,24 @@ impl<T: Transport> GateAgent<T> {
         Ok(())
     }
 
+    /// Tells every client that this gate is about to end.
+    fn close(&mut self, done: Sender<()>) {
+        self.common.closing = true;
+        self.clients.iter_mut().flatten().for_each(|client| client.reply(Answer::Closing));
+        self.closing = Some(done);
+    }
+
+    /// Says that everything begun is finished, once it is.
+    fn look_whether_closed(&mut self) {
+        if self.closing.is_some()
+            && self.clients.iter().flatten().all(|client| client.is_settled())
+            && let Some(done) = self.closing.take()
+        {
+            // Whoever waited may have lost patience.
+            let _ = done.send(());
+        }
+    }
+
     fn drop_client(&mut self, slot: usize) {
         self.transport.fence(PeerId(slot as u16));
         if let Some(client) = self.clients[slot].take() {
@@ -248,7 +282,7 @@ impl<T: Transport> GateAgent<T> {
 
     /// Takes what shards say: answers go to their clients, order entries to the ledger and the relay.
     fn take_answers(&mut self) -> usize {
-        let (mut count, mut last) = (0, 0);
+        let (mut count, mut last, mut granted) = (0, 0, false);
         for port in 0..self.common.ports.len() {
             let shard = self.common.ports[port].shard;
             while let Some(bytes) = self.common.ports[port].answers.peek() {
@@ -265,7 +299,7 @@ impl<T: Transport> GateAgent<T> {
                         }
                     }
                     ToGate::Order { index, entry } if port == 0 => {
-                        follow(&mut self.common.ledger, &mut self.common.relay, index, entry);
+                        granted |= follow(&mut self.common.ledger, &mut self.common.relay, index, entry);
                     }
                     ToGate::Order { .. } => {}
                     ToGate::ReadIndexIs { token, index } => {
@@ -281,6 +315,11 @@ impl<T: Transport> GateAgent<T> {
                     }
                 }
                 self.common.ports[port].answers.consume();
+            }
+        }
+        if granted {
+            for (port, open) in self.common.ports.iter().zip(&self.common.counters.open) {
+                open.set(self.common.ledger.open(port.shard).unwrap_or(false).into());
             }
         }
         count + self.answer_tails()
@@ -354,12 +393,14 @@ fn client_of<'a>(
     clients[*last].as_deref_mut()
 }
 
-fn follow(ledger: &mut Ledger, relay: &mut OrderLog, index: u64, entry: &[u8]) {
+/// Applies an order entry and keeps it to relay. True: a window was granted.
+fn follow(ledger: &mut Ledger, relay: &mut OrderLog, index: u64, entry: &[u8]) -> bool {
     let applied = OrderEntry::decode(entry).map(|decoded| ledger.apply(index, &decoded));
     match applied {
-        Ok(Ok(Applied::Again)) => {}
-        Ok(Ok(_)) => {
+        Ok(Ok(Applied::Again)) => false,
+        Ok(Ok(applied)) => {
             relay.append(entry);
+            applied == Applied::Granted
         }
         Ok(Err(contradiction)) => panic!("gate: {contradiction}"),
         Err(error) => panic!("gate: the order stream holds no entry: {error}"),
@@ -379,6 +420,7 @@ impl<T: Transport> Agent for GateAgent<T> {
         work += self.look_at_progress();
         if work > 0 || self.again {
             work += self.serve_clients();
+            self.look_whether_closed();
         }
         self.transport.flush();
         work

@@ -31,6 +31,11 @@ pub enum Admission<L> {
         /// What it may do.
         grant: Grant,
     },
+    /// The gate is to end: it tells its clients, takes no more requests, and finishes what it has begun.
+    Close {
+        /// Gets a word when that is done, which may be never.
+        done: Sender<()>,
+    },
 }
 
 /// What an agent tells the control thread.

@@ -195,6 +195,8 @@ pub enum Reply<'a> {
         /// Index of the order log that the gate had applied then: what was granted before the question is in it.
         index: u64,
     },
+    /// The gate is about to end: it takes no more requests and sends the answers that are still to come.
+    Closing,
     /// The answer to `Change`.
     ChangeIs {
         /// The question's token.
@@ -302,6 +304,9 @@ impl<'a> Reply<'a> {
             Reply::Crowded { stream, subscriptions_max } => {
                 w.u16(12).u16(0).u32(stream).u32(subscriptions_max);
             }
+            Reply::Closing => {
+                w.u16(13).u16(0).u32(0);
+            }
             Reply::Order { index, entry } => {
                 w.u16(7).u16(0).u32(0).u64(index);
                 body = entry;
@@ -379,6 +384,7 @@ impl<'a> Reply<'a> {
                 let shard = u16::try_from(stream).map_err(|_| DecodeError::Value("shard"))?;
                 Reply::ChangeIs { token: r.u64()?, outcome: outcome_from(small, shard, r.u64()?)? }
             }
+            13 => Reply::Closing,
             12 => Reply::Crowded { stream, subscriptions_max: r.u32()? },
             tag => return Err(DecodeError::Tag(tag as u8)),
         };

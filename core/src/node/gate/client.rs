@@ -34,6 +34,7 @@ pub(super) enum Answer {
     Refused { shard: ShardId, seq: u64, refusal: Refusal },
     Tail { token: u64, position: Position, index: u64 },
     Changed { token: u64, outcome: ChangeOutcome },
+    Closing,
     NotHere { stream: u32 },
     Crowded { stream: u32, subscriptions_max: u32 },
     Trimmed { stream: u32, head: Position },
@@ -143,7 +144,7 @@ impl Client {
     pub(super) fn serve<T: Transport>(&mut self, common: &mut Common, transport: &mut T, peer: PeerId) -> Outcome {
         let mut count = 0;
         let mut stalled = false;
-        while count < REQUESTS_PER_CYCLE {
+        while count < REQUESTS_PER_CYCLE && !common.closing {
             match self.take_request(common) {
                 Ok(Taken::Nothing) => break,
                 Ok(Taken::Request) => count += 1,
@@ -283,6 +284,11 @@ impl Client {
         });
         common.next_tail_token += 1;
         true
+    }
+
+    /// Whether every append that was handed over is answered, and the client has read all that it was told.
+    pub(super) fn is_settled(&self) -> bool {
+        self.answers.is_empty() && self.outstanding.iter().all(|n| *n == 0) && self.ring.is_consumed()
     }
 
     /// Whether it has as many subscriptions as it may have: each has one stream of a shard.
@@ -472,6 +478,7 @@ fn reply_of(answer: Answer) -> Reply<'static> {
         Answer::Refused { shard, seq, refusal } => Reply::Refused { shard, seq, refusal },
         Answer::Tail { token, position, index } => Reply::TailIs { token, position, index },
         Answer::Changed { token, outcome } => Reply::ChangeIs { token, outcome },
+        Answer::Closing => Reply::Closing,
         Answer::NotHere { stream } => Reply::NotHere { stream },
         Answer::Crowded { stream, subscriptions_max } => Reply::Crowded { stream, subscriptions_max },
         Answer::Trimmed { stream, head } => Reply::Trimmed { stream, head },
