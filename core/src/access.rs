@@ -102,6 +102,17 @@ impl Secret {
         Ok(Secret { key: mac(b"antelog secret", &[bytes]).finalize().into_bytes().into() })
     }
 
+    /// The secret in the bytes of a file.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn parse(mut bytes: &[u8]) -> Result<Secret, String> {
+        while let [rest @ .., b'\n' | b'\r'] = bytes {
+            bytes = rest;
+        }
+        Secret::new(bytes)
+    }
+
     /// Reads a secret from a file; line ends behind it do not belong to it.
     ///
     /// # Errors
@@ -125,10 +136,7 @@ impl Secret {
         let mut bytes = Vec::new();
         // One more than allowed, to notice.
         file.take(SECRET_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
-        while let [rest @ .., b'\n' | b'\r'] = &bytes[..] {
-            bytes.truncate(rest.len());
-        }
-        Secret::new(&bytes).map_err(failed)
+        Secret::parse(&bytes).map_err(failed)
     }
 
     /// The proof that this secret is known to whoever said `parts`.

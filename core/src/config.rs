@@ -429,6 +429,9 @@ impl ClusterConfig {
         if self.name.is_empty() || self.name.len() > crate::handshake::CLUSTER_BYTES_MAX {
             return Err(wrong(format!("cluster.name must have 1 to {} bytes", crate::handshake::CLUSTER_BYTES_MAX)));
         }
+        if self.name.chars().any(char::is_control) {
+            return Err(wrong("cluster.name must have no control characters: it is told to peers and to operators"));
+        }
         within("tick_us", self.tick_us, 10, 10_000_000)?;
         within("window_cuts", self.window_cuts.into(), 2, WINDOW_CUTS_MAX.into())?;
         within("suspect_ms", self.suspect_ms, 4, 3_600_000)?;
@@ -509,6 +512,11 @@ fn set(table: &mut toml::Table, item: &str) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// A text as TOML writes it.
+fn quoted(text: &str) -> toml::Value {
+    toml::Value::String(text.to_owned())
+}
+
 /// A TOML error without its picture of the line, which takes several lines.
 fn one_line(error: &str) -> String {
     let place = error.lines().next().unwrap_or_default().trim_start_matches("TOML parse error at ");
@@ -520,7 +528,13 @@ impl fmt::Display for Config {
     /// The whole configuration in force, as TOML.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let c = &self.cluster;
-        writeln!(f, "[cluster]\nname = {:?}\nordering = \"{}\"\ntick_us = {}", c.name, c.ordering.name(), c.tick_us)?;
+        writeln!(
+            f,
+            "[cluster]\nname = {}\nordering = \"{}\"\ntick_us = {}",
+            quoted(&c.name),
+            c.ordering.name(),
+            c.tick_us
+        )?;
         writeln!(f, "window_cuts = {}\nsuspect_ms = {}", c.window_cuts, c.suspect_ms)?;
         writeln!(f, "record_bytes_max = {}\noutstanding_max = {}", c.record_bytes_max, c.outstanding_max)?;
         writeln!(f, "pending_max = {}\nsessions_max = {}", c.pending_max, c.sessions_max)?;
@@ -537,11 +551,11 @@ impl fmt::Display for Config {
         writeln!(f, "force = {}\nprefault = {}", l.force, l.prefault)?;
         writeln!(f, "transport = \"{}\"\nrdma_ack_timeout = {}", l.transport, l.rdma_ack_timeout)?;
         if let Some(device) = &l.rdma_device {
-            writeln!(f, "rdma_device = {device:?}")?;
+            writeln!(f, "rdma_device = {}", quoted(device))?;
         }
         writeln!(f, "close_ms = {}", l.close_ms)?;
         if let Some(address) = &l.metrics {
-            writeln!(f, "metrics = {address:?}")?;
+            writeln!(f, "metrics = {}", quoted(address))?;
         }
         self.fmt_access(f)?;
         for shard in &self.shards {
@@ -563,14 +577,14 @@ impl fmt::Display for Config {
             }
             for (key, address) in [("listen", &node.listen), ("clients", &node.clients)] {
                 if let Some(address) = address {
-                    writeln!(f, "{key} = {address:?}")?;
+                    writeln!(f, "{key} = {}", quoted(address))?;
                 }
             }
             if let Some(transport) = node.transport {
                 writeln!(f, "transport = \"{transport}\"")?;
             }
             if let Some(device) = &node.rdma_device {
-                writeln!(f, "rdma_device = {device:?}")?;
+                writeln!(f, "rdma_device = {}", quoted(device))?;
             }
         }
         Ok(())

@@ -10,7 +10,8 @@
 //! the welcome, whose code says so.
 //!
 //! All little-endian. Magic and version come first in both, and the layout of a refusal never changes in any version
-//! (its body is UTF-8 text), so two sides of different versions can always tell each other why they do not talk.
+//! (its body is UTF-8 text without control characters), so two sides of different versions can always tell each other why
+//! they do not talk.
 
 pub mod proof;
 mod reader;
@@ -183,7 +184,7 @@ pub enum HandshakeError {
     Truncated(&'static str),
     /// Bytes follow the last field.
     Trailing(usize),
-    /// Text that is not UTF-8.
+    /// Text that is not UTF-8, or has control characters in it.
     Text(&'static str),
     /// A tag that means nothing.
     Tag {
@@ -220,7 +221,9 @@ impl fmt::Display for HandshakeError {
             HandshakeError::Trailing(bytes) => {
                 write!(f, "expected the end of the hand-shake, got {bytes} more bytes")
             }
-            HandshakeError::Text(what) => write!(f, "expected UTF-8 as {what}, got other bytes"),
+            HandshakeError::Text(what) => {
+                write!(f, "expected UTF-8 without control characters as {what}, got other bytes")
+            }
             HandshakeError::Tag { what, got } => write!(f, "expected a known {what}, got {got}"),
         }
     }
@@ -321,7 +324,7 @@ impl Hello {
         let why = reader.reason()?;
         let rdma = match can {
             0 => Err(why),
-            1 => Ok(()),
+            1 if why.is_empty() => Ok(()),
             got => return Err(HandshakeError::Tag { what: "use of RDMA", got }),
         };
         let nonce = match reader.u8("whether there is a nonce")? {
@@ -368,7 +371,8 @@ impl RefusalCode {
 impl Refusal {
     /// A refusal; text beyond [`TEXT_BYTES_MAX`] is cut off.
     pub fn new(code: RefusalCode, text: impl Into<String>) -> Refusal {
-        let mut text: String = text.into();
+        let text: String = text.into();
+        let mut text = text.replace(char::is_control, " ");
         if text.len() > TEXT_BYTES_MAX {
             let end = (0..=TEXT_BYTES_MAX).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
             text.truncate(end);
@@ -551,6 +555,7 @@ fn wish_from(byte: u8) -> Result<Wish, HandshakeError> {
 
 /// Writes a reason: its length in a byte, then its text, cut off at a character.
 fn put_reason(body: &mut Vec<u8>, text: &str) {
+    let text = text.replace(char::is_control, " ");
     let end = (0..=text.len().min(REASON_BYTES_MAX)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
     body.push(end as u8); // at most 255
     body.extend_from_slice(&text.as_bytes()[..end]);

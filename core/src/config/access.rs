@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Deserialize;
 
-use super::{Config, ConfigError, wrong};
+use super::{Config, ConfigError, quoted, wrong};
 use crate::access::{ACCESS_ENTRIES_MAX, Access, Grant, Limits};
 
 /// A secret of clients and what it grants. Limits that are absent are those of `[cluster]`.
@@ -56,7 +56,7 @@ impl Config {
     pub(super) fn fmt_client_limits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let c = &self.cluster;
         if let Some(file) = &c.secret_file {
-            writeln!(f, "secret_file = {}", toml::Value::String(file.clone()))?;
+            writeln!(f, "secret_file = {}", quoted(file))?;
         }
         writeln!(f, "client_appends_per_s = {}", c.client_appends_per_s)?;
         writeln!(f, "client_bytes_per_s = {}", c.client_bytes_per_s)?;
@@ -65,7 +65,7 @@ impl Config {
 
     pub(super) fn fmt_access(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for entry in &self.access {
-            let file = toml::Value::String(entry.secret_file.clone());
+            let file = quoted(&entry.secret_file);
             writeln!(f, "\n[[access]]\nrole = \"{}\"\nsecret_file = {file}", entry.role)?;
             let limits = [("appends_per_s", entry.appends_per_s), ("bytes_per_s", entry.bytes_per_s)];
             let subscriptions = ("subscriptions_max", entry.subscriptions_max.map(u64::from));

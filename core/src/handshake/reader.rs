@@ -40,7 +40,9 @@ impl<'a> Reader<'a> {
 
     pub(super) fn text(&mut self, len: usize, what: &'static str) -> Result<String, HandshakeError> {
         let bytes = self.take(len, what)?;
-        std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| HandshakeError::Text(what))
+        // It may go into the operator's log, as one line.
+        let text = std::str::from_utf8(bytes).ok().filter(|text| !text.chars().any(char::is_control));
+        text.map(str::to_owned).ok_or(HandshakeError::Text(what))
     }
 
     pub(super) fn reason(&mut self) -> Result<String, HandshakeError> {

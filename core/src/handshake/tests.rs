@@ -84,6 +84,13 @@ fn errors_say_what_was_expected_and_what_came() {
     bytes[13] = b'z';
     bytes[16] = 9;
     assert_eq!(read_hello(&bytes).unwrap_err().to_string(), "expected a known endpoint's kind, got 9");
+    // What goes into a log must not be able to make lines of its own there.
+    let mut bytes = hello().encode().unwrap();
+    bytes[13] = b'\n';
+    assert_eq!(read_hello(&bytes), Err(HandshakeError::Text("the cluster name")));
+    assert_eq!(Refusal::new(RefusalCode::Other, "two\nlines\x1b[2J").text, "two lines [2J");
+    let lines = Hello { ability: Ability { wish: Wish::Tcp, rdma: Err("two\nlines".into()) }, ..hello() };
+    assert_eq!(read_hello(&lines.encode().unwrap()).unwrap().ability.rdma, Err("two lines".into()));
     let long = Hello { cluster: "x".repeat(65), ..hello() };
     assert_eq!(long.encode().unwrap_err().to_string(), "expected at most 64 bytes of cluster name, got 65");
     let large = Answer::Welcome(Welcome { payload: vec![0; PAYLOAD_BYTES_MAX + 1], ..welcome() });

@@ -1,7 +1,7 @@
 //! Entries of the order log. Decoding borrows from the message, so following the order stream allocates nothing.
 
 use super::{DecodeError, Reader, Writer};
-use crate::limits::{QUOTA_MAX, SHARDS_MAX, WINDOW_CUTS_MAX};
+use crate::limits::{GRANT_CUTS_MAX, NUMBER_MAX, QUOTA_MAX, SHARDS_MAX, WINDOW_CUTS_MAX};
 use crate::types::{CutPoint, Lsn, Member, Position, ShardId, WindowMode};
 
 /// Bytes that hold any order entry.
@@ -185,7 +185,27 @@ impl<'a> OrderEntry<'a> {
             tag => return Err(DecodeError::Tag(tag)),
         };
         r.finish()?;
-        Ok(entry)
+        if entry.is_possible() { Ok(entry) } else { Err(DecodeError::Value("number")) }
+    }
+
+    /// Whether its numbers can be those of a log: what follows from them does not overflow.
+    fn is_possible(&self) -> bool {
+        match self {
+            OrderEntry::Grant(grant) => {
+                let quotas: u64 = grant.members.iter().map(|m| u64::from(m.quota)).sum();
+                let cuts = u64::from(grant.windows) * u64::from(grant.cuts);
+                cuts <= GRANT_CUTS_MAX
+                    && u128::from(quotas) * u128::from(cuts) <= u128::from(NUMBER_MAX)
+                    && grant.start.0 <= NUMBER_MAX
+                    && grant.window <= NUMBER_MAX
+                    && grant.members.iter().all(|m| m.first_lsn.0 <= NUMBER_MAX)
+            }
+            OrderEntry::Cut { point, .. } => point.window <= NUMBER_MAX,
+            OrderEntry::FreeCut { point, lsns, .. } => {
+                point.window <= NUMBER_MAX && lsns.iter().all(|lsn| lsn.0 <= NUMBER_MAX)
+            }
+            OrderEntry::ViewChange { view, .. } => *view != u32::MAX,
+        }
     }
 }
 
@@ -281,5 +301,25 @@ mod tests {
         let swapped = [MEMBERS[1], MEMBERS[0]];
         let len = encode_grant(&mut buffer, HEAD, &swapped);
         assert_eq!(OrderEntry::decode(&buffer[..len]), Err(DecodeError::Value("member order")));
+    }
+
+    #[test]
+    fn numbers_that_no_log_reaches_are_refused() {
+        let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+        let (most, number) = (NUMBER_MAX, Err(DecodeError::Value("number")));
+        for (value, is_taken) in [(most, true), (most + 1, false), (u64::MAX, false)] {
+            let point = CutPoint { window: value, cut: 1, prefix: 0 };
+            let len = encode_cut(&mut buffer, 0, point);
+            assert_eq!(OrderEntry::decode(&buffer[..len]).is_ok(), is_taken);
+            let len = encode_free_cut(&mut buffer, 0, CutPoint { window: 1, cut: 1, prefix: 0 }, &[Lsn(value)]);
+            assert_eq!(OrderEntry::decode(&buffer[..len]).is_ok(), is_taken);
+            let len = encode_grant(&mut buffer, GrantHead { start: Position(value), ..HEAD }, &MEMBERS);
+            assert_eq!(OrderEntry::decode(&buffer[..len]).is_ok(), is_taken);
+        }
+        let len = encode_view_change(&mut buffer, u32::MAX, ShardId(1));
+        assert_eq!(OrderEntry::decode(&buffer[..len]), number);
+        let many = GrantHead { windows: u32::MAX, cuts: WINDOW_CUTS_MAX, ..HEAD };
+        let len = encode_grant(&mut buffer, many, &MEMBERS);
+        assert_eq!(OrderEntry::decode(&buffer[..len]), number);
     }
 }

@@ -495,7 +495,9 @@ fn put_text(out: &mut Vec<u8>, text: &str) {
 fn get_text(r: &mut Reader<'_>) -> Result<String, DecodeError> {
     let len = r.u8()?;
     let bytes = r.bytes(len.into())?;
-    core::str::from_utf8(bytes).map(String::from).map_err(|_| DecodeError::Value("text"))
+    // A client shows it to people.
+    let text = core::str::from_utf8(bytes).ok().filter(|text| !text.chars().any(char::is_control));
+    text.map(String::from).ok_or(DecodeError::Value("text"))
 }
 
 #[cfg(test)]

@@ -12,13 +12,13 @@ use std::collections::VecDeque;
 
 use antelog_protocol::client::{Event, Merge, Scope, Slots};
 use antelog_protocol::ledger::{Failed, Ledger};
+use antelog_protocol::limits::NUMBER_MAX;
 use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::wire::session::{Request, stream_bytes};
 use antelog_protocol::{Lsn, Position, ShardId};
 
 use super::appends::Appends;
 use super::gate::Gate;
-use super::order::NUMBER_MAX;
 use super::{POOL_BYTES, POOL_RECORDS};
 use crate::client::pool::RecordPool;
 use crate::client::{Record, SessionHandler, SubscriptionId};

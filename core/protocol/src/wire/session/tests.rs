@@ -100,6 +100,8 @@ fn a_map_comes_back_and_an_impossible_one_is_refused() {
     assert_eq!(ClusterMap::decode(&map.encode()), Ok(map.clone()));
     let twice = ClusterMap { shards: vec![map.shards[1].clone(), map.shards[1].clone()], ..map.clone() };
     assert_eq!(ClusterMap::decode(&twice.encode()), Err(DecodeError::Value("shard order")));
+    let lines = ClusterMap { ordering: "two\nlines".into(), ..map.clone() };
+    assert_eq!(ClusterMap::decode(&lines.encode()), Err(DecodeError::Value("text")));
     let none = ClusterMap { shards: vec![], ..map };
     assert_eq!(ClusterMap::decode(&none.encode()), Err(DecodeError::Value("shards")));
 }
