@@ -17,6 +17,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use antelog_core::access::{Access, Secret};
 use antelog_core::client::session::{Session, SessionOptions};
 use antelog_core::client::{Membership, Slot};
 use antelog_core::node::Parker;
@@ -31,7 +32,7 @@ pub use subscription::Subscription;
 
 use appends::Append;
 use completion::{Outcome, Permits, deadline, promise};
-use connect::{Caller, ClientDialer, first_contact};
+use connect::{Caller, ClientDialer, First, first_contact};
 use worker::{Command, Handle};
 
 use crate::network::{Network, NetworkOptions, Traffic, own_addresses};
@@ -53,6 +54,8 @@ pub struct ClientOptions {
     pub connect_timeout: Duration,
     /// Bytes that a [`Subscription`] buffers before it holds the log back.
     pub subscription_bytes: usize,
+    /// The secret of a cluster that requires one; both sides prove that they know it.
+    pub secret: Option<Secret>,
     /// Which networks to use.
     pub network: NetworkOptions,
     /// Where it is said which network was chosen for each connection, and why.
@@ -77,6 +80,7 @@ impl ClientOptions {
             cluster_name: String::new(),
             connect_timeout: Duration::from_secs(5),
             subscription_bytes: 1 << 20,
+            secret: None,
             network: NetworkOptions::default(),
             log: None,
         }
@@ -111,6 +115,7 @@ struct Inner {
     handle: Handle,
     thread: Option<JoinHandle<()>>,
     map: ClusterMap,
+    access: Access,
     client: ClientId,
     options: ClientOptions,
     /// Per shard of the map.
@@ -136,7 +141,7 @@ impl Client {
             return Err(Error::NoAddress);
         }
         let caller = caller_of(&options)?;
-        let (map, ring_bytes) = first_contact(&caller, &options.addresses)?;
+        let First { map, ring_bytes, access } = first_contact(&caller, &options.addresses)?;
         let client = random_id()?;
         let dialer = Caller { client, ring_bytes: ring_bytes as u64, ..caller };
         let mut session = SessionOptions::new(client, options.addresses.clone());
@@ -150,6 +155,7 @@ impl Client {
             handle,
             thread: Some(thread),
             map,
+            access,
             client,
             options,
             permits,
@@ -161,6 +167,11 @@ impl Client {
     /// The cluster as it was when the client connected.
     pub fn map(&self) -> &ClusterMap {
         &self.0.map
+    }
+
+    /// What this client may do, by its secret.
+    pub fn access(&self) -> Access {
+        self.0.access
     }
 
     /// The identity of this client's session.
@@ -367,6 +378,7 @@ fn caller_of(options: &ClientOptions) -> Result<Caller, Error> {
         client: random_id()?,
         ring_bytes: 0,
         timeout: options.connect_timeout,
+        secret: options.secret.clone(),
         network,
         log,
     })

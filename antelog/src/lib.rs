@@ -7,7 +7,9 @@
 mod client;
 pub mod cluster;
 pub mod network;
+pub mod watch;
 
+pub use antelog_core::access::{Access, Secret};
 pub use antelog_core::client::{Membership, Record, Slot};
 pub use antelog_protocol::client::{Event, Scope};
 pub use antelog_protocol::wire::session::{ClusterMap, ShardGates};

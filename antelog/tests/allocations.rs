@@ -140,7 +140,7 @@ fn a_steady_cluster_allocates_nothing_and_a_change_of_quotas_a_span() {
 fn run(policy: &[&str]) -> (u64, u64) {
     ALLOCATIONS.store(0, Ordering::Relaxed);
     let config = Config::parse(CONFIG, &policy.iter().map(|p| (*p).to_owned()).collect::<Vec<_>>()).unwrap();
-    let (cluster, mut agents) = Cluster::invoked(config, Nodes::All, Arc::new(|_: &str| {})).unwrap();
+    let (cluster, mut agents) = Cluster::invoked(config, Nodes::All).unwrap();
     let address = cluster.client_addresses()[0].clone();
     let (confirmed, done) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let worker = std::thread::spawn({

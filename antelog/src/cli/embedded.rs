@@ -175,7 +175,7 @@ impl Bench for EmbeddedBench {
             };
             return connected.map_err(|error| processes.failure().unwrap_or(error));
         }
-        let cluster = Cluster::start(config, Nodes::All, Arc::new(|_: &str| {}))?;
+        let cluster = Cluster::start(config, Nodes::All)?;
         let connected = EmbeddedLog::connect(&cluster);
         self.cluster = Some(Started::Here(Box::new(cluster)));
         connected

@@ -39,6 +39,11 @@ pub enum Error {
         /// Its reason.
         refusal: Refusal,
     },
+    /// The client has as many subscriptions as it may have.
+    Crowded {
+        /// How many those are.
+        subscriptions_max: u32,
+    },
     /// The change of membership was not made.
     NotChanged(ChangeError),
     /// The log begins above what the subscription wants next.
@@ -76,6 +81,11 @@ impl fmt::Display for Error {
                 shards.iter().try_for_each(|shard| write!(f, " {shard}"))
             }
             Error::Refused { shard, refusal } => write!(f, "shard {shard} refused the append: {refusal}"),
+            Error::Crowded { subscriptions_max } => write!(
+                f,
+                "this client may have {subscriptions_max} subscriptions at a time and has them; end one, or raise \
+                 subscriptions_max"
+            ),
             Error::NotChanged(why) => why.fmt(f),
             Error::Trimmed { head } => {
                 write!(f, "the log no longer has what comes next: it begins at position {head}; subscribe from there")

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::thread;
 
+use antelog_core::access::Access;
 use antelog_core::channel::Ring;
 use antelog_core::handshake::{Hello, Refusal as Rejection, RefusalCode, Welcome};
 use antelog_core::mem::Region;
@@ -29,7 +30,7 @@ struct Door {
 }
 
 impl Accept for Door {
-    fn decide(&self, hello: &Hello, _: SocketAddr) -> Result<Welcome, Rejection> {
+    fn decide(&self, hello: &Hello, _: SocketAddr, _: Option<usize>) -> Result<Welcome, Rejection> {
         if !["", "test"].contains(&hello.cluster.as_str()) {
             return Err(Rejection::new(RefusalCode::Cluster, "this is cluster \"test\""));
         }
@@ -39,13 +40,14 @@ impl Accept for Door {
             ring_bytes: RING as u64,
             record_bytes_max: 1000,
             log_bytes: 0,
+            access: Access::Admin,
             path: Path::Tcp,
             path_reason: String::new(),
             payload,
         })
     }
 
-    fn established(&self, hello: Hello, _: Welcome, link: TcpLink) {
+    fn established(&self, hello: Hello, _: Welcome, _: Option<usize>, link: TcpLink) {
         // The first contact asks for the smallest ring and nothing else.
         if hello.ring_bytes == RING as u64 {
             self.links.lock().unwrap().send(link).unwrap();

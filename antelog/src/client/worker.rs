@@ -208,6 +208,10 @@ impl SessionHandler for Desk {
         self.end(subscription, Error::UnknownShard { shard, shards: Vec::new() });
     }
 
+    fn on_crowded(&mut self, subscription: SubscriptionId, subscriptions_max: u32) {
+        self.end(subscription, Error::Crowded { subscriptions_max });
+    }
+
     fn ready(&mut self, subscription: SubscriptionId) -> bool {
         self.feed(subscription).is_none_or(Feed::ready)
     }

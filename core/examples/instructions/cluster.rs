@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
+use antelog_core::access::Grant;
 use antelog_core::channel::mirror::{CONTROL_BYTES, Mirror};
 use antelog_core::channel::spsc;
 use antelog_core::client::session::{Dialed, Dialer, Session, SessionOptions};
@@ -62,7 +63,12 @@ impl Dialer<Link> for Door {
             ordering: "fixed".into(),
         };
         let (ours, theirs) = self.link.take().expect("the gate is dialled once");
-        self.gate.send(Admission::Client { session: self.client, link: theirs, ring_bytes: RING_BYTES });
+        self.gate.send(Admission::Client {
+            session: self.client,
+            link: theirs,
+            ring_bytes: RING_BYTES,
+            grant: Grant::default(),
+        });
         self.answers.push_back(Dialed { address: address.to_owned(), result: Ok((ours, map, RING_BYTES, 1)) });
     }
 

@@ -352,6 +352,10 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
         if work > 0 {
             self.gates[index].output = true;
         }
+        if heard.is_closing {
+            self.gates[index].closing = true;
+            handler.on_connection(&self.gates[index].address, Some("the node is shutting down"));
+        }
         if heard.not_here {
             self.doubt();
         }
@@ -413,6 +417,8 @@ struct Parts<'a> {
 struct Heard {
     /// It does not serve what was asked of it: where it is served has to be learned.
     not_here: bool,
+    /// It is about to end.
+    is_closing: bool,
 }
 
 impl Parts<'_> {
@@ -479,6 +485,10 @@ impl Parts<'_> {
                 }
             }
             Reply::Trimmed { stream, head } => self.streams.on_trimmed(stream, head, handler),
+            Reply::Closing => self.heard.is_closing = true,
+            Reply::Crowded { stream, subscriptions_max } => {
+                self.streams.on_crowded(stream, subscriptions_max, handler);
+            }
             Reply::NotHere { stream } => {
                 self.streams.on_not_here(gate, stream, until);
                 self.heard.not_here = true;

@@ -12,12 +12,12 @@ use std::collections::VecDeque;
 
 use antelog_protocol::client::{Content, Event, Merge, Scope, Slots};
 use antelog_protocol::ledger::{Failed, Ledger};
+use antelog_protocol::limits::NUMBER_MAX;
 use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::wire::session::{Request, stream_bytes};
 use antelog_protocol::{Lsn, Position, ShardId};
 
 use super::gate::Gate;
-use super::order::NUMBER_MAX;
 use super::routes::Routes;
 use super::{POOL_BYTES, POOL_RECORDS};
 use crate::client::pool::RecordPool;
@@ -314,6 +314,13 @@ impl Streams {
         let Some(id) = self.subscriptions[index].as_ref().map(|s| s.id) else { return };
         self.end(index);
         handler.on_trimmed(id, head);
+    }
+
+    pub(super) fn on_crowded(&mut self, number: u32, subscriptions_max: u32, handler: &mut impl SessionHandler) {
+        let Some(index) = self.stream(number).map(|s| s.subscription) else { return };
+        let Some(id) = self.subscriptions[index].as_ref().map(|s| s.id) else { return };
+        self.end(index);
+        handler.on_crowded(id, subscriptions_max);
     }
 
     /// The gate does not serve the stream's shard: asked again after a pause, or where the order stream says.
