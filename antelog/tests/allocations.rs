@@ -78,6 +78,7 @@ id = 2
 role = "backup"
 shard = 0
 listen = "127.0.0.1:0"
+clients = "127.0.0.1:0"
 [[node]]
 id = 3
 role = "primary"
@@ -88,6 +89,7 @@ id = 4
 role = "backup"
 shard = 1
 listen = "127.0.0.1:0"
+clients = "127.0.0.1:0"
 "#;
 
 const WARM_UP_RECORDS: u64 = 4000;

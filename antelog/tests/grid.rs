@@ -83,6 +83,7 @@ id = 2
 role = "backup"
 shard = 0
 listen = "127.0.0.1:0"
+clients = "127.0.0.1:0"
 "#;
 
 /// Steps a cluster whose time stands still until something has happened.

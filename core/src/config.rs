@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::ToSocketAddrs;
 
-use antelog_protocol::limits::{QUOTA_MAX, RECORD_BYTES_LIMIT, SHARDS_MAX, WINDOW_CUTS_MAX};
+use antelog_protocol::limits::{QUOTA_MAX, RECORD_BYTES_LIMIT, REPLICAS_MAX, SHARDS_MAX, WINDOW_CUTS_MAX};
 use antelog_protocol::{Ordering, ShardId};
 use serde::Deserialize;
 
@@ -59,8 +59,10 @@ pub struct ClusterConfig {
     pub tick_us: u64,
     /// Cuts in a window.
     pub window_cuts: u32,
-    /// A peer not heard from for this long is suspected, in milliseconds; reports repeat four times as often.
+    /// A replica not heard from for this long is lost, in milliseconds; reports repeat four times as often.
     pub suspect_ms: u64,
+    /// A lost connection to a replica that nobody else can speak for has this long to come back, in milliseconds.
+    pub lost_grace_ms: u64,
     /// Largest record in bytes.
     pub record_bytes_max: u32,
     /// Appends a session may have outstanding per shard.
@@ -89,6 +91,7 @@ impl Default for ClusterConfig {
             tick_us: 1000,
             window_cuts: 100,
             suspect_ms: 200,
+            lost_grace_ms: 5,
             record_bytes_max: 1 << 20,
             outstanding_max: 1024,
             pending_max: 16384,
@@ -179,10 +182,12 @@ fn default_quota() -> u32 {
 pub enum Role {
     /// Binds the order.
     Sequencer,
-    /// Takes a shard's appends.
+    /// Takes a shard's appends at first: a backup that is promoted does so later.
     Primary,
     /// Holds a copy of a shard's log.
     Backup,
+    /// Waits to take the place of a replica that is lost.
+    Spare,
 }
 
 impl fmt::Display for Role {
@@ -191,6 +196,7 @@ impl fmt::Display for Role {
             Role::Sequencer => "sequencer",
             Role::Primary => "primary",
             Role::Backup => "backup",
+            Role::Spare => "spare",
         })
     }
 }
@@ -207,7 +213,7 @@ pub struct NodeEntry {
     pub shard: Option<u16>,
     /// Where it listens for other nodes, `host:port`. A primary needs none: it calls the others.
     pub listen: Option<String>,
-    /// Where a primary listens for clients, `host:port`.
+    /// Where clients are served, `host:port`, of every node with a shard: any of them may come to lead it.
     pub clients: Option<String>,
     /// Instead of [`LaunchConfig::transport`].
     pub transport: Option<Wish>,
@@ -325,14 +331,20 @@ impl Config {
             if self.nodes_of(shard.id, Role::Backup).count() > 2 {
                 return Err(wrong(format!("shard {} has more than two backups", shard.id)));
             }
+            let replicas = self.nodes.iter().filter(|n| n.shard == Some(shard.id)).count();
+            if replicas > REPLICAS_MAX {
+                return Err(wrong(format!("shard {} has {replicas} nodes, it may have {REPLICAS_MAX}", shard.id)));
+            }
         }
         Ok(())
     }
 
     fn validate_nodes(&self) -> Result<(), ConfigError> {
         let sequencers = self.nodes.iter().filter(|n| n.role == Role::Sequencer).count();
-        if sequencers != 1 {
-            return Err(wrong(format!("a cluster has exactly one sequencer node, not {sequencers}")));
+        if ![1, 3, 5].contains(&sequencers) {
+            return Err(wrong(format!(
+                "a cluster has 1, 3 or 5 sequencer nodes, not {sequencers}: it goes on while most of them run"
+            )));
         }
         let mut ids = BTreeSet::new();
         for node in &self.nodes {
@@ -342,7 +354,7 @@ impl Config {
             }
             match (node.role, node.shard) {
                 (Role::Sequencer, Some(_)) => return Err(wrong(format!("node {id}: a sequencer has no shard"))),
-                (Role::Primary | Role::Backup, None) => {
+                (Role::Primary | Role::Backup | Role::Spare, None) => {
                     return Err(wrong(format!("node {id}: a {} needs the key 'shard'", node.role)));
                 }
                 (_, Some(shard)) if !self.shards.iter().any(|s| s.id == shard) => {
@@ -354,11 +366,13 @@ impl Config {
                 return Err(wrong(format!("node {id}: a {} needs the key 'listen' (host:port)", node.role)));
             }
             match (node.role, &node.clients) {
-                (Role::Primary, None) => {
-                    return Err(wrong(format!("node {id}: a primary needs the key 'clients' (host:port)")));
+                (Role::Primary | Role::Backup | Role::Spare, None) => {
+                    let why = "where it serves clients when it leads its shard";
+                    let role = node.role;
+                    return Err(wrong(format!("node {id}: a {role} needs the key 'clients' (host:port): {why}")));
                 }
-                (Role::Sequencer | Role::Backup, Some(_)) => {
-                    return Err(wrong(format!("node {id}: only a primary serves clients")));
+                (Role::Sequencer, Some(_)) => {
+                    return Err(wrong(format!("node {id}: a sequencer serves no clients: remove the key 'clients'")));
                 }
                 _ => {}
             }
@@ -374,6 +388,19 @@ impl Config {
     /// The nodes of a shard with a role.
     pub fn nodes_of(&self, shard: u16, role: Role) -> impl Iterator<Item = &NodeEntry> {
         self.nodes.iter().filter(move |n| n.shard == Some(shard) && n.role == role)
+    }
+
+    /// The sequencer nodes, in id order: a member of the group is known by its place.
+    pub fn sequencers(&self) -> Vec<&NodeEntry> {
+        let mut nodes: Vec<&NodeEntry> = self.nodes.iter().filter(|n| n.role == Role::Sequencer).collect();
+        nodes.sort_unstable_by_key(|n| n.id);
+        nodes
+    }
+
+    /// A shard's nodes in the order of their numbers in it: its primary, its backups, its spares, each in the file's order.
+    pub fn replicas_of(&self, shard: u16) -> impl Iterator<Item = &NodeEntry> {
+        let with = move |role| self.nodes_of(shard, role);
+        with(Role::Primary).chain(with(Role::Backup)).chain(with(Role::Spare))
     }
 
     /// The node with this number.
@@ -397,6 +424,7 @@ impl ClusterConfig {
         within("tick_us", self.tick_us, 10, 10_000_000)?;
         within("window_cuts", self.window_cuts.into(), 2, WINDOW_CUTS_MAX.into())?;
         within("suspect_ms", self.suspect_ms, 4, 3_600_000)?;
+        within("lost_grace_ms", self.lost_grace_ms, 0, self.suspect_ms)?;
         within("record_bytes_max", self.record_bytes_max.into(), 1, RECORD_BYTES_LIMIT as u64)?;
         within("outstanding_max", self.outstanding_max.into(), 1, 1 << 20)?;
         within("pending_max", self.pending_max as u64, 1, 1 << 20)?;
@@ -487,6 +515,7 @@ impl fmt::Display for Config {
         let c = &self.cluster;
         writeln!(f, "[cluster]\nname = {:?}\nordering = \"{}\"\ntick_us = {}", c.name, c.ordering.name(), c.tick_us)?;
         writeln!(f, "window_cuts = {}\nsuspect_ms = {}", c.window_cuts, c.suspect_ms)?;
+        writeln!(f, "lost_grace_ms = {}", c.lost_grace_ms)?;
         writeln!(f, "record_bytes_max = {}\noutstanding_max = {}", c.record_bytes_max, c.outstanding_max)?;
         writeln!(f, "pending_max = {}\nsessions_max = {}", c.pending_max, c.sessions_max)?;
         writeln!(f, "region_bytes = {}\nretention = \"{}\"", c.region_bytes, c.retention)?;

@@ -150,7 +150,7 @@ impl Host for EmbeddedBench {
             Some(Started::Here(cluster)) => cluster.counters(),
             Some(Started::Processes(processes)) => processes.counters(),
         };
-        counters.into_iter().filter(|(name, _)| name.starts_with("shard-") || name.starts_with("sequencer.")).collect()
+        counters.into_iter().filter(|(name, _)| name.starts_with("shard-") || name.starts_with("sequencer")).collect()
     }
 
     fn interrupted(&self) -> bool {

@@ -29,6 +29,9 @@ pub struct DevArgs {
     /// Shards more that stand by: `antelog shard add` lets them take part
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=64))]
     standby: u16,
+    /// Sequencers: with 3 or 5 of them the log goes on when one or two end
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = one_three_or_five)]
+    sequencers: u16,
     #[command(flatten)]
     transport: TransportArgs,
     /// Write all counters to this file, every fifth of a second
@@ -98,10 +101,27 @@ pub fn embedded_config(shards: u16, clients: &str, quota: u32) -> Config {
             transport: None,
             rdma_device: None,
         };
-        config.nodes.push(NodeEntry { clients: Some(clients.into()), ..node(1 + 2 * shard, Role::Primary) });
-        config.nodes.push(NodeEntry { listen: Some("127.0.0.1:0".into()), ..node(2 + 2 * shard, Role::Backup) });
+        let clients = Some(clients.to_owned());
+        config.nodes.push(NodeEntry { clients: clients.clone(), ..node(1 + 2 * shard, Role::Primary) });
+        let listen = Some("127.0.0.1:0".to_owned());
+        config.nodes.push(NodeEntry { listen, clients, ..node(2 + 2 * shard, Role::Backup) });
     }
     config
+}
+
+/// The number of sequencers on a command line.
+pub fn one_three_or_five(text: &str) -> Result<u16, String> {
+    match text.parse() {
+        Ok(count @ (1 | 3 | 5)) => Ok(count),
+        _ => Err("a cluster has 1, 3 or 5 sequencers".into()),
+    }
+}
+
+/// Adds sequencers to an embedded cluster that has one: the log goes on while most of them run.
+fn add_sequencers(config: &mut Config, sequencers: u16) {
+    let first = config.nodes.iter().map(|n| n.id).max().unwrap_or(0) + 1;
+    let Some(one) = config.nodes.iter().find(|n| n.role == Role::Sequencer).cloned() else { return };
+    config.nodes.extend((1..sequencers).map(|more| NodeEntry { id: first + more - 1, ..one.clone() }));
 }
 
 /// Overrides from the environment, then from flags.
@@ -119,6 +139,7 @@ fn to_stderr() -> OperatorLog {
 pub fn dev(args: &DevArgs) -> Outcome {
     let mut config = embedded_config(args.shards + args.standby, &args.listen, 10);
     config.cluster.name = "dev".into();
+    add_sequencers(&mut config, args.sequencers);
     config.shards.iter_mut().skip(args.shards.into()).for_each(|shard| shard.standby = true);
     let mut config = Config::parse(&config.to_string(), &overrides(&args.set)).map_err(|e| e.to_string())?;
     args.transport.apply(&mut config);
@@ -128,12 +149,13 @@ pub fn dev(args: &DevArgs) -> Outcome {
     let config = cluster.config();
     let addresses = cluster.client_addresses().join(", ");
     output::print(&format!(
-        "antelog dev: {}{} shards × (primary + backup) and a sequencer, {} ordering, {}\n\
+        "antelog dev: {}{} shards × (primary + backup) and {}, {} ordering, {}\n\
          each replica keeps {} MiB in memory; nothing is written to disk\n\
          network: {}\n\
          clients connect to {addresses}; Ctrl-C ends it",
         args.shards,
         if args.standby > 0 { format!(" + {} standby", args.standby) } else { String::new() },
+        if args.sequencers == 1 { "a sequencer".into() } else { format!("{} sequencers", args.sequencers) },
         config.cluster.ordering.name(),
         cluster.launch_text(),
         config.cluster.region_bytes >> 20,

@@ -79,12 +79,15 @@ pub struct SimArgs {
     /// fixed, free-tick or free-event, instead of what the seed draws
     #[arg(long, value_name = "ORDERING", value_parser = ordering)]
     ordering: Option<Ordering>,
+    /// Sequencers, instead of as many as the seed draws
+    #[arg(long, value_name = "N", value_parser = super::nodes::one_three_or_five)]
+    sequencers: Option<u16>,
     /// What the clusters use: the simulated network as it is, or the RDMA transport on an emulated fabric, over that
     #[arg(long, value_name = "TRANSPORT", value_enum, default_value_t = Transport::Tcp)]
     transport: Transport,
     /// Instead of seeds: a curve of the literature from the real code on virtual time
     #[arg(long, value_name = "FIGURE", value_parser = figure, conflicts_with_all = ["seed", "seed_from", "seeds"])]
-    #[arg(conflicts_with_all = ["trace", "transport", "shards", "rate", "minutes", "ms", "ordering"])]
+    #[arg(conflicts_with_all = ["trace", "transport", "shards", "rate", "minutes", "ms", "ordering", "sequencers"])]
     figure: Option<Figure>,
     /// With --figure: the latency model, paper, lan or a TOML file
     #[arg(long, value_name = "FILE", requires = "figure", default_value = "paper")]
@@ -114,7 +117,8 @@ impl SimArgs {
 
     fn overrides(&self) -> Overrides {
         let load_ns = self.minutes.map(|m| m * 60_000_000_000).or(self.ms.map(|ms| ms * 1_000_000));
-        Overrides { shards: self.shards, rate_per_s: self.rate, load_ns, ordering: self.ordering }
+        let Self { shards, rate: rate_per_s, ordering, sequencers, .. } = *self;
+        Overrides { shards, rate_per_s, load_ns, ordering, sequencers }
     }
 
     /// The command that runs a seed again.
@@ -130,6 +134,7 @@ impl SimArgs {
         add("rate", self.rate.map(|v| v.to_string()));
         add("minutes", self.minutes.map(|v| v.to_string()));
         add("ms", self.ms.map(|v| v.to_string()));
+        add("sequencers", self.sequencers.map(|n| n.to_string()));
         add("ordering", self.ordering.map(|v| v.name().to_owned()));
         format!("{command}  # {}", version())
     }

@@ -4,25 +4,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use antelog_core::channel::mirror::{CONTROL_BYTES, Mirror};
 use antelog_core::channel::spsc;
 use antelog_core::config::{Config, NodeEntry, PolicyConfig, Role, ShardEntry};
 use antelog_core::counters::Counters;
-use antelog_core::log::LogWriter;
+use antelog_core::log::{LogOptions, Verifier};
 use antelog_core::mem::Region;
-use antelog_core::node::backup::{BackupAgent, BackupParts};
 use antelog_core::node::bus::{GatePort, Progress, ShardPort};
 use antelog_core::node::gate::{GateAgent, GateConfig, GateParts};
+use antelog_core::node::group::{GroupParts, member_id};
 use antelog_core::node::launch::cores;
 use antelog_core::node::mailbox::{Admission, MailSender, Mailbox, Notice, mailbox};
+use antelog_core::node::replica::{ReplicaAgent, ReplicaParts, replica_name, replica_peer};
 use antelog_core::node::sequencer::{Replica, SequencerAgent, SequencerParts};
-use antelog_core::node::shard::{ShardAgent, ShardParts};
 use antelog_core::node::{Agent, AgentBuilder, Idle, LaunchMode, Parker, ThreadPlan, Waker, plan};
 use antelog_core::transport::{PeerId, Transport};
-use antelog_protocol::ShardId;
+use antelog_protocol::{ReplicaId, ShardId};
 use antelog_protocol::sequencer::{MemberConfig, SequencerConfig};
 use antelog_protocol::shard::ShardConfig;
 
+use super::connect::incarnation;
 use super::networks::Networks;
 use crate::network::{NodeLink, Traffic};
 
@@ -32,6 +32,9 @@ const ANSWERS_BYTES: usize = 4 << 20;
 /// The queue of appends from a gate to a shard, in bytes, unless records are large. A cycle's worth: a longer queue would
 /// only move the backlog from the client's ring to here, and its bytes out of the processor's cache.
 const REQUESTS_BYTES_MIN: usize = 512 << 10;
+
+/// Raft's ticks in the time after which a peer is suspected: a leader that is silent for half of it may lose its lead.
+const RAFT_TICKS: u64 = 20;
 
 type Mail = MailSender<Admission<NodeLink>>;
 
@@ -62,11 +65,11 @@ pub(super) struct Doors {
     pub(super) gate_counters: Option<Counters>,
 }
 
-/// Numbers of replicas at the sequencer: nodes with a shard, by shard, primaries before backups.
+/// Numbers of replicas at the sequencer: nodes with a shard, by shard, in the order of their numbers in it.
 pub(super) fn replicas(config: &Config) -> Vec<(u16, Replica)> {
     let mut list = Vec::new();
     for shard in shards(config) {
-        for (number, node) in members(config, shard.id).enumerate() {
+        for (number, node) in config.replicas_of(shard.id).enumerate() {
             let peer = PeerId(list.len() as u16);
             list.push((node.id, Replica { peer, shard: ShardId(shard.id), replica: number as u16 }));
         }
@@ -74,16 +77,17 @@ pub(super) fn replicas(config: &Config) -> Vec<(u16, Replica)> {
     list
 }
 
+/// A sequencer's number at the others: they come after the replicas.
+pub(super) fn member_peer(config: &Config, node: u16) -> Option<PeerId> {
+    let place = config.sequencers().iter().position(|n| n.id == node)?;
+    Some(PeerId((replicas(config).len() + place) as u16))
+}
+
 /// Shards in id order.
 fn shards(config: &Config) -> Vec<ShardEntry> {
     let mut list = config.shards.clone();
     list.sort_unstable_by_key(|s| s.id);
     list
-}
-
-/// A shard's primary, then its backups in the file's order.
-pub(super) fn members(config: &Config, shard: u16) -> impl Iterator<Item = &NodeEntry> {
-    config.nodes_of(shard, Role::Primary).chain(config.nodes_of(shard, Role::Backup))
 }
 
 /// A number that no one else has, for tick phases.
@@ -167,16 +171,16 @@ struct Assembler<'a> {
 
 /// The turns of agents that share a thread: backups between two turns of the primaries, so that what a primary writes is
 /// placed, and known there to be, in the same step in which the gate then delivers it. See "Launch modes on few cores" in
-/// DESIGN.md. Agents are numbered primaries, gate, backups, sequencer.
-fn turns(primaries: usize, backups: usize, sequencers: usize) -> Vec<usize> {
-    let gates = usize::from(primaries > 0);
-    let first_backup = primaries + gates;
-    let first_sequencer = first_backup + backups;
-    let again = if backups > 0 { 0..primaries } else { 0..0 };
+/// DESIGN.md. Agents are numbered primaries, gate, other replicas, sequencers.
+fn turns(primaries: usize, others: usize, sequencers: usize) -> Vec<usize> {
+    let gates = usize::from(primaries + others > 0);
+    let first_other = primaries + gates;
+    let first_sequencer = first_other + others;
+    let again = if others > 0 { 0..primaries } else { 0..0 };
     (0..primaries)
-        .chain(first_backup..first_sequencer)
+        .chain(first_other..first_sequencer)
         .chain(again)
-        .chain(primaries..first_backup)
+        .chain(primaries..first_other)
         .chain(first_sequencer..first_sequencer + sequencers)
         .collect()
 }
@@ -188,9 +192,13 @@ pub(super) fn assemble(
     networks: &Networks,
     notices: &Sender<Notice>,
 ) -> Result<Assembly, String> {
-    let with = |role: Role| config.nodes.iter().filter(move |n| n.role == role && local.contains(&n.id));
-    let primaries = with(Role::Primary).count();
-    let agents = local.len() + usize::from(primaries > 0);
+    let with = |wanted: fn(Role) -> bool| config.nodes.iter().filter(move |n| wanted(n.role) && local.contains(&n.id));
+    let first = || with(|role| role == Role::Primary);
+    let others = || with(|role| matches!(role, Role::Backup | Role::Spare));
+    let sequencers = || with(|role| role == Role::Sequencer);
+    let primaries = first().count();
+    let gates = usize::from(primaries + others().count() > 0);
+    let agents = local.len() + gates;
     let mut assembler = Assembler {
         config,
         networks,
@@ -202,19 +210,21 @@ pub(super) fn assemble(
         gate: primaries,
     };
     let mut builders = Vec::new();
-    for (number, node) in with(Role::Primary).enumerate() {
-        builders.push(assembler.shard(node, number)?);
+    for (number, node) in first().enumerate() {
+        builders.push(assembler.replica(node, number)?);
     }
-    if primaries > 0 {
+    let mut other_builders = Vec::new();
+    for (number, node) in others().enumerate() {
+        other_builders.push(assembler.replica(node, primaries + gates + number)?);
+    }
+    if gates > 0 {
         builders.push(assembler.gate()?);
     }
-    for (number, node) in with(Role::Backup).enumerate() {
-        builders.push(assembler.backup(node, primaries + usize::from(primaries > 0) + number)?);
+    builders.extend(other_builders);
+    for node in sequencers() {
+        builders.push(assembler.sequencer(node, builders.len())?);
     }
-    for node in with(Role::Sequencer) {
-        builders.push(assembler.sequencer(node, agents - 1)?);
-    }
-    let shared_turns = turns(primaries, with(Role::Backup).count(), with(Role::Sequencer).count());
+    let shared_turns = turns(primaries, others().count(), sequencers().count());
     for builder in builders {
         assembler.threads.add(builder);
     }
@@ -260,14 +270,14 @@ impl Assembler<'_> {
         self.config.shards.iter().find(|entry| entry.id == shard.0)
     }
 
-    fn shard_config(&self, shard: ShardId, backups: usize) -> Result<ShardConfig, String> {
+    fn shard_config(&self, replica: ReplicaId, shard: ShardId) -> Result<ShardConfig, String> {
         let (c, policy) = (&self.config.cluster, &self.config.policy);
         let entry = self.entry(shard);
         let tick_ns = c.tick_us * 1000;
         Ok(ShardConfig {
             shard,
+            replica,
             epoch: 0,
-            backups,
             tick_ns,
             tick_phase_ns: match entry.and_then(|s| s.tick_phase_us) {
                 Some(phase_us) => phase_us * 1000,
@@ -285,43 +295,52 @@ impl Assembler<'_> {
         })
     }
 
-    fn shard(&mut self, node: &NodeEntry, agent: usize) -> Result<AgentBuilder, String> {
+    fn replica(&mut self, node: &NodeEntry, agent: usize) -> Result<AgentBuilder, String> {
         let shard = node.shard_id().unwrap_or_default();
-        let name = format!("shard-{shard}");
-        let backups = self.config.nodes_of(shard.0, Role::Backup).count();
+        let replicas = self.config.replicas_of(shard.0).count() as u16;
+        let number = self.config.replicas_of(shard.0).position(|m| m.id == node.id).unwrap_or_default() as u16;
+        let name = replica_name(shard, number);
         let c = &self.config.cluster;
         let region = self.region(&name)?;
-        let log = LogWriter::new(region.clone(), shard, 0, c.retention, c.record_bytes_max as usize);
+        let log = Verifier::new(region.clone(), shard);
         let requests_bytes = (4 * (c.record_bytes_max as usize + 128)).next_power_of_two().max(REQUESTS_BYTES_MIN);
         let queue = |error: std::io::Error| format!("no memory for {name}'s queues: {error}");
-        let (shard_waker, gate_waker) = (self.threads.waker(agent), self.threads.waker(self.gate));
-        let (requests, mut shard_requests) = spsc::channel(requests_bytes, shard_waker.clone()).map_err(queue)?;
+        let (replica_waker, gate_waker) = (self.threads.waker(agent), self.threads.waker(self.gate));
+        let (requests, mut shard_requests) = spsc::channel(requests_bytes, replica_waker.clone()).map_err(queue)?;
         let (shard_answers, mut answers) = spsc::channel(ANSWERS_BYTES, gate_waker.clone()).map_err(queue)?;
         shard_requests.set_producer_waker(gate_waker.clone());
-        answers.set_producer_waker(shard_waker.clone());
+        answers.set_producer_waker(replica_waker.clone());
         let progress = Arc::new(Progress::default());
-        self.ports.push(ShardPort { shard, log: log.reader(), progress: progress.clone(), requests, answers });
-        let gate = GatePort { progress, requests: shard_requests, answers: shard_answers, waker: gate_waker };
-        let mut controls = Vec::new();
-        for _ in 0..backups {
-            controls.push(Region::new(CONTROL_BYTES).map_err(queue)?);
-        }
-        let config = self.shard_config(shard, backups)?;
+        let relays = self.ports.is_empty();
+        let reader = log.reader();
+        self.ports.push(ShardPort { shard, replica: number, log: reader, progress: progress.clone(), requests, answers });
+        let gate = GatePort { progress, requests: shard_requests, answers: shard_answers, waker: gate_waker, relays };
+        let own = ReplicaId { number, incarnation: incarnation() };
+        let config = self.shard_config(own, shard)?;
         let report_delay_ns = self.entry(shard).map_or(0, |entry| entry.report_delay_us * 1000);
+        let options = LogOptions { retention: c.retention, record_bytes_max: c.record_bytes_max as usize };
         let (counters, network) = (self.counters(&name), self.networks.of(node));
-        let mailbox = self.door(node, &name, shard_waker);
+        let mailbox = self.door(node, &name, replica_waker);
         let notices = self.notices.clone();
         Ok(Box::new(move || {
-            let mut transport = network.transport(1 + backups, Traffic::OrderStream, Some(&counters))?;
+            let peers = usize::from(replica_peer(replicas).0);
+            let mut transport = network.transport(peers, Traffic::OrderStream, Some(&counters))?;
             let source = transport.register(region.clone());
+            transport.prepare(&region);
             network.check()?;
-            let mirrors = controls
-                .into_iter()
-                .enumerate()
-                .map(|(number, control)| Mirror::new(PeerId(1 + number as u16), source, region.len(), control));
-            let mirrors = mirrors.collect();
-            let parts = ShardParts { config, report_delay_ns, log, mirrors, gate, mailbox, notices, counters };
-            Ok(Box::new(ShardAgent::new(parts, transport)) as Box<dyn Agent>)
+            let parts = ReplicaParts {
+                config,
+                replicas,
+                report_delay_ns,
+                options,
+                log,
+                gate,
+                mailbox,
+                notices,
+                counters,
+            };
+            let agent = ReplicaAgent::new(parts, source, transport).map_err(|e| e.to_string())?;
+            Ok(Box::new(agent) as Box<dyn Agent>)
         }))
     }
 
@@ -349,37 +368,11 @@ impl Assembler<'_> {
         }))
     }
 
-    fn backup(&mut self, node: &NodeEntry, agent: usize) -> Result<AgentBuilder, String> {
-        let shard = node.shard_id().unwrap_or_default();
-        let number = members(self.config, shard.0).position(|m| m.id == node.id).unwrap_or_default() as u16;
-        let name = format!("backup-{shard}-{number}");
-        let region = self.region(&name)?;
-        let counters = self.counters(&name);
-        let mailbox = self.door(node, &name, self.threads.waker(agent));
-        let c = &self.config.cluster;
-        let network = self.networks.of(node);
-        let parts = BackupParts {
-            shard,
-            replica: number,
-            region,
-            report_every_ns: c.suspect_ms * 1_000_000 / 4,
-            free_cuts_max: c.free_cuts_max,
-            mailbox,
-            notices: self.notices.clone(),
-            counters,
-        };
-        Ok(Box::new(move || {
-            let mut transport = network.transport(2, Traffic::OrderStream, Some(&parts.counters))?;
-            transport.prepare(&parts.region);
-            network.check()?;
-            let agent = BackupAgent::new(parts, transport).map_err(|e| e.to_string())?;
-            Ok(Box::new(agent) as Box<dyn Agent>)
-        }))
-    }
-
     fn sequencer(&mut self, node: &NodeEntry, agent: usize) -> Result<AgentBuilder, String> {
-        let (counters, network) = (self.counters("sequencer"), self.networks.of(node));
-        let mailbox = self.door(node, "sequencer", self.threads.waker(agent));
+        let nodes: Vec<u16> = self.config.sequencers().iter().map(|n| n.id).collect();
+        let name = if nodes.len() == 1 { "sequencer".into() } else { format!("sequencer-{}", node.id) };
+        let (counters, network) = (self.counters(&name), self.networks.of(node));
+        let mailbox = self.door(node, &name, self.threads.waker(agent));
         let (c, policy) = (&self.config.cluster, &self.config.policy);
         let tick_ns = c.tick_us * 1000;
         let config = SequencerConfig {
@@ -390,20 +383,33 @@ impl Assembler<'_> {
             beat: policy.beat,
             shards: shards(self.config)
                 .into_iter()
-                .map(|s| MemberConfig { shard: ShardId(s.id), quota: s.quota, standby: s.standby })
+                .map(|s| MemberConfig {
+                    shard: ShardId(s.id),
+                    quota: s.quota,
+                    standby: s.standby,
+                    replicas: self.config.replicas_of(s.id).count() as u16,
+                    members: 1 + self.config.nodes_of(s.id, Role::Backup).count() as u16,
+                })
                 .collect(),
             adaptive_quotas: policy.adaptive_quotas,
             target_pace_ns: PolicyConfig::ns(policy.target_pace_ticks, tick_ns),
             prefix_pace_ns: PolicyConfig::ns(policy.prefix_pace_ticks, tick_ns),
             late_ticks: policy.late_ticks,
             ground_windows: policy.ground_windows,
+            suspect_ns: c.suspect_ms * 1_000_000,
+            lost_grace_ns: c.lost_grace_ms * 1_000_000,
             free_cuts_max: c.free_cuts_max,
         };
         let replicas: Vec<Replica> = replicas(self.config).into_iter().map(|(_, replica)| replica).collect();
         let notices = self.notices.clone();
+        let own = nodes.iter().position(|id| *id == node.id).unwrap_or_default();
+        let (id, tick_ns) = (member_id(incarnation(), node.id), c.suspect_ms * 1_000_000 / RAFT_TICKS);
         Ok(Box::new(move || {
-            let transport = network.transport(replicas.len(), Traffic::Reports, Some(&counters))?;
-            let parts = SequencerParts { config, replicas, mailbox, notices, counters };
+            let peers = replicas.len() + nodes.len();
+            let transport = network.transport(peers, Traffic::Reports, Some(&counters))?;
+            let parts = GroupParts { own, id, tick_ns, replicas: replicas.len(), journal: None, nodes };
+            let group = (parts.nodes.len() > 1).then_some(parts);
+            let parts = SequencerParts { name, config, replicas, group, mailbox, notices, counters };
             Ok(Box::new(SequencerAgent::new(parts, transport)) as Box<dyn Agent>)
         }))
     }
@@ -419,7 +425,7 @@ mod tests {
         assert_eq!(turns(2, 2, 1), [0, 1, 3, 4, 0, 1, 2, 5]);
         // One node on its own.
         assert_eq!(turns(1, 0, 0), [0, 1]);
-        assert_eq!(turns(0, 1, 0), [0]);
+        assert_eq!(turns(0, 1, 0), [1, 0]);
         assert_eq!(turns(0, 0, 1), [0]);
     }
 }

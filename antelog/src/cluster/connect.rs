@@ -1,8 +1,8 @@
 //! Hand-shakes and dialing: who may connect to the nodes here, and whom they call.
 //!
-//! Primaries call their backups and the sequencer, backups call the sequencer, clients call gates. A connection that is
-//! lost is made again by whoever made it, with backoff. A node that comes back without its memory (another incarnation)
-//! is refused: it would otherwise count as holding what it has lost.
+//! Replicas call the sequencer and the replicas of their shard with higher numbers, clients call gates. A connection that is
+//! lost is made again by whoever made it, at once and then with backoff. A replica that comes back without its memory is
+//! another incarnation, which the order log does not take for the one before; a sequencer that does so has lost the order log.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -14,16 +14,15 @@ use std::time::{Duration, Instant};
 use antelog_core::config::{Config, NodeEntry, Role, resolve};
 use antelog_core::counters::Counters;
 use antelog_core::handshake::{Endpoint, Hello, Refusal, RefusalCode, Welcome};
-use antelog_core::node::backup::PRIMARY;
 use antelog_core::node::mailbox::{Admission, MailSender, Notice};
-use antelog_core::node::shard::SEQUENCER;
+use antelog_core::node::replica::{replica_peer, sequencer_peer};
 use antelog_core::path::{Ability, Path, decide};
 use antelog_core::transport::PeerId;
 use antelog_net_tcp::{Accept, DialError, Listener, ListenerHandle, TcpLink, dial};
 use antelog_protocol::wire::session::{ClusterMap, ShardGates};
 use antelog_protocol::{ClientId, ShardId};
 
-use super::assemble::{Door, Doors, members, replicas};
+use super::assemble::{Door, Doors, member_peer, replicas};
 use super::networks::Networks;
 use super::{OperatorLog, serves_clients};
 use crate::network::{Network, NodeLink};
@@ -64,7 +63,7 @@ pub(super) fn bind(config: &mut Config, local: &BTreeSet<u16>) -> Result<Ports, 
         }
     }
     if ports.clients.len() > 1 {
-        return Err("the primaries of one process share one gate: give them the same 'clients' address".into());
+        return Err("the replicas of one process share one gate: give them the same 'clients' address".into());
     }
     Ok(ports)
 }
@@ -143,17 +142,29 @@ struct Call<'a> {
 /// The calls that a node makes.
 fn calls<'a>(config: &'a Config, from: &NodeEntry) -> Vec<Call<'a>> {
     let mut calls = Vec::new();
+    if let Some(own) = member_peer(config, from.id) {
+        // The lower member calls the higher.
+        for to in config.sequencers() {
+            let to_peer = member_peer(config, to.id).filter(|peer| *peer > own);
+            calls.extend(to_peer.map(|to_peer| Call { to, to_peer, from_peer: own }));
+        }
+        return calls;
+    }
     let number = replicas(config).iter().find(|(id, _)| *id == from.id).map(|(_, replica)| replica.peer);
     let (Some(shard), Some(at_sequencer)) = (from.shard, number) else { return calls };
-    for to in config.nodes.iter().filter(|n| n.role == Role::Sequencer) {
-        calls.push(Call { to, to_peer: SEQUENCER, from_peer: at_sequencer });
+    for (member, to) in (0..).zip(config.sequencers()) {
+        calls.push(Call { to, to_peer: sequencer_peer(member), from_peer: at_sequencer });
     }
-    if from.role == Role::Primary {
-        for (number, to) in members(config, shard).enumerate().skip(1) {
-            calls.push(Call { to, to_peer: PeerId(number as u16), from_peer: PRIMARY });
-        }
+    let own = config.replicas_of(shard).position(|n| n.id == from.id).unwrap_or_default() as u16;
+    for (number, to) in (0..).zip(config.replicas_of(shard)).filter(|(number, _)| *number > own) {
+        calls.push(Call { to, to_peer: replica_peer(number), from_peer: replica_peer(own) });
     }
     calls
+}
+
+/// Whether a restart of this node is the end of the order log: it is the only one that had it.
+fn loses_order(config: &Config, node: &NodeEntry) -> bool {
+    node.role == Role::Sequencer && config.sequencers().len() == 1
 }
 
 fn hello(config: &Config, from: u16, to: u16, ability: Ability) -> Hello {
@@ -173,7 +184,6 @@ struct NodeAccept {
     id: u16,
     /// Numbers of the nodes that may call.
     callers: HashMap<u16, PeerId>,
-    incarnations: Mutex<HashMap<u16, u64>>,
     mail: MailSender<Admission<NodeLink>>,
     network: Network,
     log: OperatorLog,
@@ -191,7 +201,6 @@ impl NodeAccept {
             config: config.clone(),
             id: node.id,
             callers,
-            incarnations: Mutex::default(),
             mail: door.mail.clone(),
             network,
             log,
@@ -202,7 +211,7 @@ impl NodeAccept {
 impl Accept for NodeAccept {
     fn decide(&self, hello: &Hello, caller: SocketAddr) -> Result<Welcome, Refusal> {
         cluster_matches(&self.config, hello)?;
-        let Endpoint::Node { from, to, incarnation: theirs } = hello.from else {
+        let Endpoint::Node { from, to, .. } = hello.from else {
             let text = "this port is for the cluster's own nodes; clients use the port that the key 'clients' names";
             return Err(Refusal::new(RefusalCode::Node, text));
         };
@@ -221,14 +230,6 @@ impl Accept for NodeAccept {
                 self.id, c.region_bytes, c.record_bytes_max, hello.log_bytes, hello.record_bytes_max
             );
             return Err(Refusal::new(RefusalCode::Incompatible, text));
-        }
-        let mut known = self.incarnations.lock().unwrap_or_else(PoisonError::into_inner);
-        if *known.entry(from).or_insert(theirs) != theirs {
-            let text = format!(
-                "node {from} was restarted and has lost its memory, which this version cannot give back to it: restart \
-                 the whole cluster"
-            );
-            return Err(Refusal::new(RefusalCode::Reborn, text));
         }
         let (path, path_reason) = path_of(hello, &self.network, caller)?;
         Ok(Welcome {
@@ -267,24 +268,19 @@ struct GateAccept {
 
 /// The gates beside each shard's replicas: its nodes in the order of the configuration, the primary first.
 pub(super) fn cluster_map(config: &Config) -> ClusterMap {
-    let mut shards: BTreeMap<ShardId, Vec<Option<String>>> = BTreeMap::new();
-    for primary in [true, false] {
-        for node in config.nodes.iter().filter(|n| (n.role == Role::Primary) == primary) {
-            if let Some(shard) = node.shard_id() {
-                shards.entry(shard).or_default().push(node.clients.clone());
-            }
-        }
-    }
-    let gates = |(shard, addresses): (ShardId, Vec<Option<String>>)| {
-        let gates = (0..).zip(addresses).filter_map(|(number, address)| Some((number, address?)));
-        ShardGates { shard, gates: gates.collect() }
+    let gates = |shard: u16| {
+        let addresses = (0..).zip(config.replicas_of(shard));
+        let gates = addresses.filter_map(|(number, node)| Some((number, node.clients.clone()?)));
+        ShardGates { shard: ShardId(shard), gates: gates.collect() }
     };
+    let mut shards: Vec<ShardGates> = config.shards.iter().map(|shard| gates(shard.id)).collect();
+    shards.sort_by_key(|s| s.shard);
     ClusterMap {
         tick_ns: config.cluster.tick_us * 1000,
         suspect_ns: config.cluster.suspect_ms * 1_000_000,
         record_bytes_max: config.cluster.record_bytes_max,
         outstanding_max: config.cluster.outstanding_max,
-        shards: shards.into_iter().map(gates).collect(),
+        shards,
         ordering: config.cluster.ordering.name().into(),
     }
 }
@@ -361,6 +357,8 @@ pub struct Dialers {
 struct Line {
     from: u16,
     to: u16,
+    /// The called node is the only sequencer, with the order log in its memory.
+    loses_order: bool,
     address: String,
     hello: Hello,
     network: Network,
@@ -389,6 +387,7 @@ impl Dialers {
                 let line = Line {
                     from: *id,
                     to: call.to.id,
+                    loses_order: loses_order(config, call.to),
                     address: call.to.listen.clone().unwrap_or_default(),
                     hello: hello(config, *id, call.to.id, Ability::tcp()),
                     network: networks.of(node),
@@ -447,10 +446,11 @@ impl Line {
         loop {
             match self.call() {
                 Ok((link, welcome)) => {
-                    if *incarnation.get_or_insert(welcome.incarnation) != welcome.incarnation {
+                    let known = *incarnation.get_or_insert(welcome.incarnation);
+                    if known != welcome.incarnation && self.loses_order {
                         self.fail(format!(
-                            "node {} at {} was restarted and has lost its memory, which this version cannot give back \
-                             to it: restart the whole cluster",
+                            "the sequencer, node {} at {}, was restarted and has lost the order log: restart the whole \
+                             cluster",
                             self.to, self.address
                         ));
                         return;
@@ -469,10 +469,12 @@ impl Line {
                     if lost.recv().is_err() {
                         return;
                     }
-                    if connected.elapsed() > BACKOFF_MAX {
-                        pause = BACKOFF_MIN;
-                    }
                     (self.log)(&format!("node {}: lost node {} at {}", self.from, self.to, self.address));
+                    if connected.elapsed() > BACKOFF_MAX {
+                        // It may be there again already: who waits for it waits for this.
+                        pause = BACKOFF_MIN;
+                        continue;
+                    }
                 }
                 Err((error, final_)) => {
                     let text = format!("node {}: no connection to node {}: {error}", self.from, self.to);

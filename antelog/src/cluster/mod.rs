@@ -108,9 +108,21 @@ impl Cluster {
         &self.config
     }
 
-    /// All counters of the nodes here, as (`agent.name`, value).
+    /// All counters of the nodes here, as (`agent.name`, value). Those of a replica that leads its shard are there a second
+    /// time as the shard's.
     pub fn counters(&self) -> Vec<(String, u64)> {
-        self.counters.iter().flat_map(Counters::snapshot).collect()
+        let mut all: Vec<(String, u64)> = self.counters.iter().flat_map(Counters::snapshot).collect();
+        let leads = |(name, value): &(String, u64)| match name.strip_suffix(".is_primary") {
+            Some(replica) if *value == 1 => Some(replica.to_owned()),
+            _ => None,
+        };
+        for replica in all.iter().filter_map(leads).collect::<Vec<_>>() {
+            let Some(shard) = replica.strip_prefix("replica-").and_then(|r| r.split('-').next()) else { continue };
+            let own = all.iter().filter_map(|(name, value)| Some((name.strip_prefix(&replica)?, value)));
+            let of_shard: Vec<_> = own.map(|(name, value)| (format!("shard-{shard}{name}"), *value)).collect();
+            all.extend(of_shard);
+        }
+        all
     }
 
     /// Sum of one counter over all agents whose name begins with `agent`.
@@ -160,5 +172,5 @@ impl Drop for Cluster {
 
 /// Whether a node serves clients.
 fn serves_clients(role: Role) -> bool {
-    role == Role::Primary
+    role != Role::Sequencer
 }

@@ -33,7 +33,8 @@ impl Networks {
                 .map_err(|error| format!("node {}: {error}", node.id))?;
             nodes.insert(node.id, network);
         }
-        let gate = config.nodes.iter().find(|node| node.role == Role::Primary && local.contains(&node.id));
+        let here = |node: &&NodeEntry| node.role != Role::Sequencer && local.contains(&node.id);
+        let gate = config.nodes.iter().filter(here).min_by_key(|node| node.role != Role::Primary);
         Ok(Networks { nodes, gate: gate.map(|node| node.id) })
     }
 
@@ -42,9 +43,9 @@ impl Networks {
         self.nodes[&node.id].clone()
     }
 
-    /// The network of the gate: that of the first primary here.
+    /// The network of the gate: that of the first primary here, or of the first replica.
     pub(super) fn of_gate(&self) -> Network {
-        self.nodes[&self.gate.expect("a gate belongs to a primary")].clone()
+        self.nodes[&self.gate.expect("a gate belongs to a replica")].clone()
     }
 
     /// What is used, and why: a line.

@@ -193,7 +193,7 @@ pub fn cluster_file(folder: &Folder, host: &str, cluster: &str) -> (String, Stri
 
 /// Shards with a backup each, of which some stand by: the sequencer is node 0, shard `s` has nodes `1 + 2 s` and `2 + 2 s`.
 pub fn cluster_file_of(folder: &Folder, host: &str, cluster: &str, standby: &[bool]) -> (String, String) {
-    let ports = free_ports(1 + 2 * standby.len(), host.trim_matches(['[', ']']));
+    let ports = free_ports(1 + 3 * standby.len(), host.trim_matches(['[', ']']));
     let mut text = format!("[cluster]\nname = \"test\"\n{cluster}\n");
     for (shard, standby) in standby.iter().enumerate() {
         text += &format!("[[shard]]\nid = {shard}\nstandby = {standby}\n");
@@ -201,11 +201,12 @@ pub fn cluster_file_of(folder: &Folder, host: &str, cluster: &str, standby: &[bo
     let p = &ports;
     text += &format!("[[node]]\nid = 0\nrole = \"sequencer\"\nlisten = \"{host}:{}\"\n", p[0]);
     for shard in 0..standby.len() {
-        let (clients, listen) = (p[1 + shard * 2], p[2 + shard * 2]);
+        let (clients, listen, backups_clients) = (p[1 + shard * 3], p[2 + shard * 3], p[3 + shard * 3]);
         let (primary, backup) = (1 + shard * 2, 2 + shard * 2);
         text += &format!(
             "[[node]]\nid = {primary}\nrole = \"primary\"\nshard = {shard}\nclients = \"{host}:{clients}\"\n\
-             [[node]]\nid = {backup}\nrole = \"backup\"\nshard = {shard}\nlisten = \"{host}:{listen}\"\n"
+             [[node]]\nid = {backup}\nrole = \"backup\"\nshard = {shard}\nlisten = \"{host}:{listen}\"\n\
+             clients = \"{host}:{backups_clients}\"\n"
         );
     }
     (folder.file("cluster.toml", text.as_bytes()), format!("{host}:{}", p[1]))

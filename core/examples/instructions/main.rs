@@ -51,7 +51,7 @@ fn sequencer_config() -> SequencerConfig {
         ordering: Ordering::Fixed,
         beat: Beat::Target,
         shards: (0..SHARDS)
-            .map(|id| MemberConfig { shard: ShardId(id), quota: QUOTA, standby: false, replicas: 0 })
+            .map(|id| MemberConfig { shard: ShardId(id), quota: QUOTA, standby: false, replicas: 0, members: 0 })
             .collect(),
         // The same cuts in every version, whatever the pace of this load.
         adaptive_quotas: false,
@@ -61,7 +61,6 @@ fn sequencer_config() -> SequencerConfig {
         ground_windows: 0,
         suspect_ns: 200_000_000,
         lost_grace_ns: 5_000_000,
-        members: 2,
         free_cuts_max: 16,
     }
 }
@@ -106,7 +105,7 @@ impl Order {
     fn new() -> Order {
         let mut order = Order { sequencer: Sequencer::new(sequencer_config()), index: 0, committed: Vec::new() };
         let mut outs = Outs::default();
-        order.sequencer.on_start(0, &mut outs);
+        order.sequencer.on_lead(0, &mut outs);
         order.commit(&mut outs);
         order
     }

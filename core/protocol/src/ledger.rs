@@ -349,6 +349,11 @@ impl Ledger {
         self.members().iter().find(|m| m.shard == shard)
     }
 
+    /// The first window, of those still known, in which a shard is listed.
+    pub fn listed_since(&self, shard: ShardId) -> Option<u64> {
+        self.spans.iter().find(|s| s.first_lsn(shard).is_some()).map(|s| s.window)
+    }
+
     /// A shard's quota in a granted fixed window that is still known.
     pub fn quota(&self, shard: ShardId, window: u64) -> Option<u32> {
         let span = self.spans.get(self.span_index(window)?)?;

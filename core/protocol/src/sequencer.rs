@@ -5,11 +5,13 @@
 //! flight and newer decisions coalesce behind it. `PROTOCOL.md` §5.
 //!
 //! * `progress` — which cuts are reported by all, and for how long they waited for the last;
+//! * `lead` — which member of the group decides, and how another takes over;
 //! * `members` — who takes part: joining, leaving, grounding of stragglers;
 //! * `failures` — replicas lost and gained, shards that fail and return;
 //! * `quota` — how many slots each gets, and when windows are free instead.
 
 mod failures;
+mod lead;
 mod members;
 mod progress;
 mod quota;
@@ -24,6 +26,7 @@ pub use crate::types::{Change, ChangeError};
 use crate::wire::node::{Report, Target};
 use crate::wire::order::{ORDER_ENTRY_BYTES_MAX, OrderEntry, encode_cut, encode_free_cut, encode_grant};
 use failures::ReplicaState;
+pub use lead::Standing;
 use members::Part;
 use progress::{Answers, Asked, Progress};
 use quota::Arrivals;
@@ -57,8 +60,6 @@ pub struct SequencerConfig {
     pub suspect_ns: u64,
     /// A lost connection to a replica that nobody else can speak for has this long to come back, in nanoseconds.
     pub lost_grace_ns: u64,
-    /// Members that a shard begins with; its further replicas are spares.
-    pub members: u16,
     /// Cuts of free windows remembered by the ledger.
     pub free_cuts_max: usize,
 }
@@ -74,6 +75,8 @@ pub struct MemberConfig {
     pub standby: bool,
     /// Its replicas, spares included. 0: they are nobody's business here, as where only the ordering is looked at.
     pub replicas: u16,
+    /// Of those the first so many are its members when it begins; the others are spares.
+    pub members: u16,
 }
 
 /// What the sequencer makes the world do.
@@ -88,6 +91,8 @@ pub trait SequencerOut {
 struct ShardState {
     shard: ShardId,
     part: Part,
+    /// Operators want it to be a member.
+    wanted: bool,
     /// First window whose grant lists it.
     since: Option<u64>,
     /// The quota to begin with.
@@ -142,6 +147,8 @@ pub struct Sequencer {
     config: SequencerConfig,
     ledger: Ledger,
     shards: Vec<ShardState>,
+    /// This member decides.
+    leads: bool,
     /// Replicas of each shard, by number.
     replicas: Vec<Vec<ReplicaState>>,
     /// Something happened to a replica.
@@ -182,7 +189,7 @@ pub struct Sequencer {
 }
 
 impl Sequencer {
-    /// A sequencer with an empty order log. Panics when the configuration breaks a limit of [`crate::limits`].
+    /// A sequencer with an empty order log, which follows. Panics when the configuration breaks a limit of [`crate::limits`].
     pub fn new(config: SequencerConfig) -> Sequencer {
         let count = config.shards.len();
         assert!((1..=SHARDS_MAX).contains(&count), "a cluster has 1 to {SHARDS_MAX} shards, not {count}");
@@ -193,6 +200,7 @@ impl Sequencer {
         let shards = config.shards.iter().map(|s| ShardState {
             shard: s.shard,
             part: if s.standby { Part::Out } else { Part::In },
+            wanted: !s.standby,
             since: None,
             configured: s.quota,
             quota: s.quota,
@@ -211,6 +219,7 @@ impl Sequencer {
         Sequencer {
             ledger: Ledger::new(config.free_cuts_max),
             shards: shards.collect(),
+            leads: false,
             replicas: replicas.collect(),
             look: false,
             look_at_ns: None,
@@ -248,11 +257,6 @@ impl Sequencer {
     /// Totals since the start.
     pub fn stats(&self) -> SequencerStats {
         self.stats
-    }
-
-    /// The order log is open for writing: grants the first window.
-    pub fn on_start(&mut self, now_ns: u64, out: &mut impl SequencerOut) {
-        self.decide(now_ns, out);
     }
 
     /// A replica's report arrived. Reports may be lost, repeated and reordered: only progress counts, whichever primary
@@ -316,6 +320,9 @@ impl Sequencer {
 
     /// When [`on_time`](Self::on_time) has something to do.
     pub fn deadline_ns(&self) -> u64 {
+        if !self.leads {
+            return u64::MAX;
+        }
         let tick = match self.config.ordering {
             Ordering::FreeTick => Some(self.next_tick_ns.unwrap_or(0)),
             _ => None,
@@ -325,7 +332,7 @@ impl Sequencer {
         times.into_iter().flatten().min().unwrap_or(u64::MAX)
     }
 
-    /// A proposal of this sequencer, or an entry from before, is committed at `index`.
+    /// An entry is committed at `index`: a proposal of this member, or of one that led before.
     ///
     /// # Errors
     /// When the order log contradicts itself: the sequencer must stop.
@@ -353,7 +360,7 @@ impl Sequencer {
                 }
             }
             Applied::Bound => {
-                self.stats.cuts += 1;
+                self.stats.cuts += u64::from(self.leads);
                 self.cut_at_ns = now_ns;
             }
             Applied::ViewChanged => self.on_shard_failed(now_ns),
@@ -366,7 +373,7 @@ impl Sequencer {
 
     /// Proposes the next entry if one is due and none is in flight.
     fn decide(&mut self, now_ns: u64, out: &mut impl SequencerOut) {
-        if self.in_flight {
+        if self.in_flight || !self.leads {
             return;
         }
         let membership = self.encode_membership(now_ns);
@@ -422,8 +429,8 @@ impl Sequencer {
         let window = self.ledger.next_window() - 1;
         let fixed = self.ledger.mode() == Some(WindowMode::Fixed);
         let start = CutPoint { window, cut: 0, prefix: 0 };
-        self.stats.grants += 1;
-        self.stats.free_windows += u64::from(!fixed);
+        self.stats.grants += u64::from(self.leads);
+        self.stats.free_windows += u64::from(self.leads && !fixed);
         // What follows a free window begins where that was cut: nothing before it is to be reported any more.
         let all_bound = self.ledger.bound() >= start;
         for at in 0..self.shards.len() {
@@ -431,7 +438,8 @@ impl Sequencer {
             let state = &mut self.shards[at];
             state.open = member.open;
             if fixed && member.open {
-                self.stats.quota_changes += u64::from(state.since.is_some() && state.quota != member.quota);
+                let changed = state.since.is_some() && state.quota != member.quota;
+                self.stats.quota_changes += u64::from(self.leads && changed);
                 state.quota = member.quota;
             }
             if state.since.is_none() || all_bound {
@@ -444,6 +452,9 @@ impl Sequencer {
             self.skip_windows_without_slots(at);
         }
         self.recount(now_ns);
+        if !self.leads {
+            return;
+        }
         // Records of a free window are bound once the fixed windows before it are, and ask for nothing themselves.
         let waits = !fixed && !all_bound;
         if core::mem::take(&mut self.granting_rush) || waits {

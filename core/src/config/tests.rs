@@ -30,6 +30,7 @@ id = 2
 role = "backup"
 shard = 0
 listen = "127.0.0.1:7402"
+clients = "127.0.0.1:7412"
 "#;
 
 fn error(text: &str) -> String {
@@ -68,6 +69,8 @@ fn impossible_values_are_refused_in_one_line() {
         ("quota = 4", "report_delay_us = 10000001", "shard 0: report_delay_us must be 0 to 10000000, not 10000001"),
         ("role = \"primary\"", "role = \"backup\"", "shard 0 has 0 primaries"),
         ("clients = \"[::1]:7411\"", "", "node 1: a primary needs the key 'clients'"),
+        ("clients = \"127.0.0.1:7412\"", "", "node 2: a backup needs the key 'clients'"),
+        ("tick_us = 500", "lost_grace_ms = 201", "cluster.lost_grace_ms must be 0 to 200, not 201"),
         ("clients = \"[::1]:7411\"", "clients = \"::1:7411\"", "write an IPv6 address in brackets, like [::1]:7411"),
         ("listen = \"127.0.0.1:7400\"", "listen = \"7400\"", "node 0: listen: '7400' is no address"),
         ("id = 2", "id = 1", "node 1 is listed twice"),

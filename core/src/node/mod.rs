@@ -2,6 +2,7 @@
 //!
 //! * [`agent`] — what an agent is; a group of agents that one thread, or the caller, drives.
 //! * [`replica`], [`sequencer`], [`gate`] — the agents of a cluster.
+//! * [`group`] — which entries of the order log are committed: one sequencer, or several that agree.
 //! * [`bus`], [`mailbox`] — how they reach each other inside a process.
 //! * [`mod@launch`] — starts, pins, watches and stops the threads. [`mod@plan`] — which agent runs on which thread and core.
 //! * [`idle`] — spinning, yielding and parking. [`clock`] — the time that duty cycles are given.
@@ -10,6 +11,7 @@ pub mod agent;
 pub mod bus;
 pub mod clock;
 pub mod gate;
+pub mod group;
 pub mod idle;
 pub mod launch;
 pub mod mailbox;

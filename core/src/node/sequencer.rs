@@ -1,20 +1,31 @@
 //! The sequencer's duty cycle: reports in, the order log, the order stream to every replica out.
 //!
-//! Decisions are [`antelog_protocol::sequencer::Sequencer`]'s. The single sequencer is a group of one: a proposal is
-//! committed when it is appended to the order log, and takes effect only from there.
+//! Decisions are [`antelog_protocol::sequencer::Sequencer`]'s and take effect when they are committed: at once by a
+//! sequencer on its own, by most of the members in a group ([`super::group`]). Every member follows the order log; the one
+//! that leads decides, sends order entries and targets, and answers.
+//!
+//! * `followers` — the replicas: the order stream, targets and answers on their way to them;
+//! * `members` — the other members of the group, and what the group has learned;
+//! * `state` — what a member that is far behind is given.
+
+mod followers;
+mod members;
+mod state;
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::mpsc::Sender;
 
 use antelog_protocol::mutant::{Mutant, planted};
-use antelog_protocol::sequencer::{Sequencer, SequencerConfig, SequencerOut};
+use antelog_protocol::sequencer::{Sequencer, SequencerConfig};
 use antelog_protocol::wire::change::ChangeOutcome;
-use antelog_protocol::wire::node::{NODE_MESSAGE_BYTES_MAX, NodeMessage, ORDER_HEAD_BYTES, Report, Target};
+use antelog_protocol::wire::node::{NodeMessage, ORDER_HEAD_BYTES, Report};
 use antelog_protocol::wire::order::ORDER_ENTRY_BYTES_MAX;
 use antelog_protocol::{Change, ClientId, ShardId};
 
+use self::followers::{Effects, Follower};
 use super::agent::Agent;
+use super::group::{Group, GroupParts, RaftGroup};
 use super::mailbox::{Admission, Mailbox, Notice};
 use super::order_log::OrderLog;
 use super::replica::CHANGES_MAX;
@@ -46,10 +57,14 @@ pub struct Replica {
 /// What a sequencer agent is made of, besides its transport.
 #[derive(Debug)]
 pub struct SequencerParts<L> {
+    /// The agent's name.
+    pub name: String,
     /// The protocol's options.
     pub config: SequencerConfig,
     /// Every replica of every shard; its number is its place in this list.
     pub replicas: Vec<Replica>,
+    /// The other members. `None`: there are none. Member `m` has the number `replicas.len() + m` as a peer.
+    pub group: Option<GroupParts>,
     /// Connections come from here.
     pub mailbox: Mailbox<Admission<L>>,
     /// Losses are told here.
@@ -58,27 +73,21 @@ pub struct SequencerParts<L> {
     pub counters: Counters,
 }
 
-#[derive(Debug)]
-struct Follower {
-    replica: Replica,
-    connected: bool,
-    /// Next index to send; known once the replica has reported what it applied.
-    next: Option<u64>,
-    applied: u64,
-    /// A target that has not left.
-    target: Option<Target>,
-    /// A `ReadIndex` that was not answered: its token.
-    read_index: Option<u64>,
-    /// Answers to changes that have not left.
-    changes: VecDeque<Changed>,
+/// A change that was decided on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Changed {
+    pub(crate) client: ClientId,
+    pub(crate) token: u64,
+    pub(crate) outcome: ChangeOutcome,
 }
 
-/// A change that was decided on.
-#[derive(Clone, Copy, Debug)]
-struct Changed {
+/// A change that a replica asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Asking {
+    peer: PeerId,
     client: ClientId,
     token: u64,
-    outcome: ChangeOutcome,
+    change: Change,
 }
 
 /// What a replica says.
@@ -86,27 +95,6 @@ enum Heard {
     Report(Report),
     ReadIndex(u64),
     Change(ClientId, u64, Change),
-}
-
-/// The protocol's effects.
-struct Effects<'a> {
-    /// The proposal waiting to be committed.
-    proposal: &'a mut Vec<u8>,
-    followers: &'a mut [Follower],
-}
-
-impl SequencerOut for Effects<'_> {
-    fn propose(&mut self, entry: &[u8]) {
-        assert!(self.proposal.is_empty(), "one proposal is in flight at most");
-        self.proposal.extend_from_slice(entry);
-    }
-
-    fn target(&mut self, shard: ShardId, primary: u16, target: Target) {
-        let follower = self.followers.iter_mut().find(|f| f.replica.shard == shard && f.replica.replica == primary);
-        if let Some(follower) = follower {
-            follower.target = Some(target);
-        }
-    }
 }
 
 struct SequencerCounters {
@@ -119,17 +107,25 @@ struct SequencerCounters {
     free_windows: Counter,
     fallbacks: Counter,
     committed: Counter,
+    leads: Counter,
 }
 
 /// See the module's text.
 pub struct SequencerAgent<T: Transport> {
+    name: String,
     transport: T,
     sequencer: Sequencer,
+    group: Group,
     order: OrderLog,
     proposal: Vec<u8>,
     followers: Vec<Follower>,
     /// The newest changes, oldest first.
     changes: VecDeque<Changed>,
+    /// Changes that wait to be made, or for what becomes of them, oldest first.
+    asking: VecDeque<Asking>,
+    /// The one that is on its way through the group.
+    changing: Option<(ClientId, u64)>,
+    free_cuts_max: usize,
     mailbox: Mailbox<Admission<T::Link>>,
     notices: Sender<Notice>,
     events: Box<[Event]>,
@@ -143,15 +139,7 @@ impl<T: Transport> SequencerAgent<T> {
     pub fn new(parts: SequencerParts<T::Link>, transport: T) -> SequencerAgent<T> {
         let followers = parts.replicas.iter().enumerate().map(|(at, replica)| {
             assert!(usize::from(replica.peer.0) == at, "replicas are numbered by their place");
-            Follower {
-                replica: *replica,
-                connected: false,
-                next: None,
-                applied: 0,
-                target: None,
-                read_index: None,
-                changes: VecDeque::new(),
-            }
+            Follower::new(*replica)
         });
         let counters = SequencerCounters {
             reports: parts.counters.register("reports"),
@@ -163,10 +151,16 @@ impl<T: Transport> SequencerAgent<T> {
             free_windows: parts.counters.register("free_windows"),
             fallbacks: parts.counters.register("fallbacks"),
             committed: parts.counters.register("committed_position"),
+            leads: parts.counters.register("leads"),
         };
         SequencerAgent {
+            name: parts.name,
             transport,
+            free_cuts_max: parts.config.free_cuts_max,
             sequencer: Sequencer::new(parts.config),
+            group: parts.group.map_or(Group::Alone, |group| Group::Raft(Box::new(RaftGroup::new(group)))),
+            asking: VecDeque::new(),
+            changing: None,
             order: OrderLog::new(0, ORDER_ENTRIES_MAX, ORDER_BYTES_MAX),
             proposal: Vec::with_capacity(ORDER_ENTRY_BYTES_MAX),
             followers: followers.collect(),
@@ -185,31 +179,42 @@ impl<T: Transport> SequencerAgent<T> {
         &self.order
     }
 
+    /// Whether it leads a group of several.
+    pub fn leads_a_group(&self) -> bool {
+        matches!(&self.group, Group::Raft(group) if group.leads().is_some())
+    }
+
+    /// Hands leadership to another member of the group, if this one leads.
+    pub fn transfer_leadership(&mut self, member: usize) {
+        if let Group::Raft(group) = &mut self.group {
+            group.transfer_leadership(member);
+        }
+    }
+
+    fn is_follower_of(&self, report: &Report, peer: PeerId) -> bool {
+        let Replica { shard, replica, .. } = self.followers[usize::from(peer.0)].replica;
+        // On its own it has committed all there is; a group's member may lag behind its leader.
+        let known = report.applied_index <= self.order.last_index() || !matches!(self.group, Group::Alone);
+        (report.shard, report.replica) == (shard, replica) && known
+    }
+
     fn split(&mut self) -> (&mut Sequencer, Effects<'_>) {
         (&mut self.sequencer, Effects { proposal: &mut self.proposal, followers: &mut self.followers })
     }
 
-    /// Appends proposals to the order log, which for a group of one commits them, until there are none.
-    fn commit(&mut self, now_ns: u64) {
-        let mut entry = [0; ORDER_ENTRY_BYTES_MAX];
-        while !self.proposal.is_empty() {
-            let len = self.proposal.len();
-            entry[..len].copy_from_slice(&self.proposal);
-            self.proposal.clear();
-            let index = self.order.append(&entry[..len]);
-            let (sequencer, mut effects) = self.split();
-            if let Err(contradiction) = sequencer.on_committed(now_ns, index, &entry[..len], &mut effects) {
-                panic!("sequencer: {contradiction}");
-            }
-        }
-    }
-
     fn admit(&mut self) -> usize {
         let Some(Admission::Node { peer, link }) = self.mailbox.take() else { return 0 };
-        let Some(follower) = self.followers.get_mut(usize::from(peer.0)) else { return 0 };
+        let member = self.member(peer);
         self.transport.admit(peer, link, &[]);
-        // Its first report says which index it needs next.
-        (follower.connected, follower.next) = (true, None);
+        match (member, &mut self.group) {
+            (Some(member), Group::Raft(group)) => group.connected(member),
+            (Some(_), Group::Alone) => self.transport.fence(peer),
+            (None, _) => {
+                // Its first report says which index it needs next.
+                let follower = &mut self.followers[usize::from(peer.0)];
+                (follower.connected, follower.lead_due, follower.next) = (true, true, None);
+            }
+        }
         1
     }
 
@@ -226,6 +231,10 @@ impl<T: Transport> SequencerAgent<T> {
     }
 
     fn on_message(&mut self, now_ns: u64, peer: PeerId, handle: MessageHandle) {
+        if let Some(member) = self.member(peer) {
+            self.on_group_message(now_ns, peer, member, handle);
+            return self.commit(now_ns);
+        }
         let message = match NodeMessage::decode(self.transport.message(handle)) {
             Ok(NodeMessage::Report(report)) => Some(Heard::Report(report)),
             Ok(NodeMessage::ReadIndex { token }) => Some(Heard::ReadIndex(token)),
@@ -233,16 +242,21 @@ impl<T: Transport> SequencerAgent<T> {
             _ => None,
         };
         self.transport.release(handle);
-        let follower = &mut self.followers[usize::from(peer.0)];
+        let leads = self.leads().is_some();
+        let asking = self.asking.iter().filter(|a| a.peer == peer).count();
+        let answers = asking + self.followers[usize::from(peer.0)].changes.len();
         match message {
-            Some(Heard::Report(report)) if self.order.last_index() >= report.applied_index => {
-                self.on_report(now_ns, peer, &report);
+            Some(Heard::Report(report)) if self.is_follower_of(&report, peer) => self.on_report(now_ns, peer, &report),
+            // Only the leader answers: whoever asked another member asks again when it hears of the leader.
+            Some(Heard::ReadIndex(token)) if leads => {
+                let question = self.ask_read();
+                self.followers[usize::from(peer.0)].read_index = Some((token, question));
+                self.commit(now_ns);
             }
-            Some(Heard::ReadIndex(token)) => follower.read_index = Some(token),
-            Some(Heard::Change(client, token, change)) if follower.changes.len() < CHANGES_MAX => {
-                let changed = self.change(now_ns, client, token, change);
-                self.followers[usize::from(peer.0)].changes.push_back(changed);
+            Some(Heard::Change(client, token, change)) if leads && answers < CHANGES_MAX => {
+                self.change(now_ns, Asking { peer, client, token, change });
             }
+            Some(Heard::ReadIndex(_) | Heard::Change(..)) if !leads => {}
             _ => {
                 self.transport.fence(peer);
                 self.on_down(now_ns, peer, DownReason::Protocol);
@@ -251,16 +265,27 @@ impl<T: Transport> SequencerAgent<T> {
     }
 
     fn on_report(&mut self, now_ns: u64, peer: PeerId, report: &Report) {
-        let follower = &mut self.followers[usize::from(peer.0)];
-        let Replica { shard, replica, .. } = follower.replica;
-        if report.shard != shard || report.replica != replica {
-            self.transport.fence(peer);
-            self.on_down(now_ns, peer, DownReason::Protocol);
-            return;
+        let at = usize::from(peer.0);
+        self.followers[at].report = Some(*report);
+        if let Group::Raft(group) = &mut self.group {
+            group.hear(at);
         }
+        if self.leads().is_some() {
+            self.take_report(now_ns, at, report);
+        }
+    }
+
+    /// The leader takes a report.
+    fn take_report(&mut self, now_ns: u64, at: usize, report: &Report) {
+        if report.applied_index > self.order.last_index() {
+            return; // Another leads already, and this member does not know it yet.
+        }
+        let follower = &mut self.followers[at];
         follower.applied = follower.applied.max(report.applied_index);
         let came_back = follower.next.is_none() && report.applied_index > 0;
-        follower.next.get_or_insert(report.applied_index + 1);
+        if follower.connected {
+            follower.next.get_or_insert(report.applied_index + 1);
+        }
         if planted(Mutant::SkipAnOrderEntry) && came_back {
             follower.next = Some(report.applied_index + 2);
         }
@@ -273,87 +298,25 @@ impl<T: Transport> SequencerAgent<T> {
         self.commit(now_ns);
     }
 
-    /// Makes a change, unless it was made before: an answer that was lost must not undo what others have changed since.
-    fn change(&mut self, now_ns: u64, client: ClientId, token: u64, change: Change) -> Changed {
-        if let Some(changed) = self.changes.iter().find(|c| (c.client, c.token) == (client, token)) {
-            return *changed;
-        }
-        let (sequencer, mut effects) = self.split();
-        let decided = sequencer.on_change(now_ns, change, &mut effects);
-        self.commit(now_ns);
-        let changed = Changed { client, token, outcome: decided.map(|()| self.order.last_index()) };
-        if self.changes.len() == CHANGES_REMEMBERED {
-            self.changes.pop_front();
-        }
-        self.changes.push_back(changed);
-        changed
-    }
-
     fn on_down(&mut self, now_ns: u64, peer: PeerId, reason: DownReason) {
-        let follower = &mut self.followers[usize::from(peer.0)];
-        (follower.connected, follower.next, follower.read_index) = (false, None, None);
-        follower.changes.clear();
-        let Replica { shard, replica, .. } = follower.replica;
-        let (sequencer, mut effects) = self.split();
-        sequencer.on_replica_down(now_ns, shard, replica, &mut effects);
+        match (self.member(peer), &mut self.group) {
+            (Some(member), Group::Raft(group)) => group.disconnected(member),
+            (Some(_), Group::Alone) => {}
+            (None, _) => {
+                let follower = &mut self.followers[usize::from(peer.0)];
+                follower.connected = false;
+                follower.drop_all();
+                let Replica { shard, replica, .. } = follower.replica;
+                self.asking.retain(|asking| asking.peer != peer);
+                if self.leads().is_some() {
+                    let (sequencer, mut effects) = self.split();
+                    sequencer.on_replica_down(now_ns, shard, replica, &mut effects);
+                }
+            }
+        }
         self.commit(now_ns);
         // The control thread may be gone already when the node stops.
-        let _ = self.notices.send(Notice::PeerDown { agent: "sequencer".into(), peer, reason });
-    }
-
-    /// Sends what followers lack. While there is other work (`busy`) backups wait: nothing depends on them hearing at
-    /// once, as long as they stay within half their credit.
-    fn send(&mut self, busy: bool) {
-        for follower in &mut self.followers {
-            let behind = follower.next.map_or(0, |next| (self.order.last_index() + 1).saturating_sub(next));
-            let is_primary = follower.replica.replica == self.sequencer.primary(follower.replica.shard);
-            if busy && !is_primary && behind < ORDER_CREDIT / 4 {
-                continue;
-            }
-            let Some(next) = follower.next.as_mut().filter(|_| follower.connected) else { continue };
-            while *next <= self.order.last_index() && *next <= follower.applied + ORDER_CREDIT {
-                let Some(entry) = self.order.get(*next) else {
-                    let text = format!(
-                        "replica {} of shard {} needs order entry {next}, which is no longer kept (from {}): it cannot \
-                         join any more, restart the cluster",
-                        follower.replica.replica,
-                        follower.replica.shard,
-                        self.order.first_index()
-                    );
-                    let _ = self.notices.send(Notice::Warning { agent: "sequencer".into(), text });
-                    self.transport.fence(follower.replica.peer);
-                    follower.connected = false;
-                    break;
-                };
-                let len = NodeMessage::Order { index: *next, entry }.encode(&mut self.message);
-                if self.transport.send(follower.replica.peer, &self.message[..len]).is_err() {
-                    break;
-                }
-                *next += 1;
-            }
-            let mut buffer = [0; NODE_MESSAGE_BYTES_MAX];
-            if let Some(target) = follower.target {
-                let len = NodeMessage::Target(target).encode(&mut buffer);
-                if self.transport.send(follower.replica.peer, &buffer[..len]).is_ok() {
-                    follower.target = None;
-                }
-            }
-            if let Some(token) = follower.read_index {
-                // A group of one is its own quorum: what it has committed is current.
-                let index = self.order.last_index();
-                let len = NodeMessage::ReadIndexIs { token, index }.encode(&mut buffer);
-                if self.transport.send(follower.replica.peer, &buffer[..len]).is_ok() {
-                    follower.read_index = None;
-                }
-            }
-            while let Some(Changed { client, token, outcome }) = follower.changes.front().copied() {
-                let len = NodeMessage::ChangeIs { client, token, outcome }.encode(&mut buffer);
-                if self.transport.send(follower.replica.peer, &buffer[..len]).is_err() {
-                    break;
-                }
-                follower.changes.pop_front();
-            }
-        }
+        let _ = self.notices.send(Notice::PeerDown { agent: self.name.clone(), peer, reason });
     }
 
     fn publish(&self) {
@@ -372,15 +335,18 @@ impl<T: Transport> SequencerAgent<T> {
 
 impl<T: Transport> Agent for SequencerAgent<T> {
     fn name(&self) -> &str {
-        "sequencer"
+        &self.name
     }
 
     fn duty_cycle(&mut self, now_ns: u64) -> usize {
         if !self.started {
             self.started = true;
-            let (sequencer, mut effects) = self.split();
-            sequencer.on_start(now_ns, &mut effects);
-            self.commit(now_ns);
+            if matches!(self.group, Group::Alone) {
+                self.counters.leads.add(1);
+                let (sequencer, mut effects) = self.split();
+                sequencer.on_lead(now_ns, &mut effects);
+                self.commit(now_ns);
+            }
         }
         let mut work = self.take_events(now_ns);
         work += self.admit();
@@ -390,16 +356,33 @@ impl<T: Transport> Agent for SequencerAgent<T> {
             self.commit(now_ns);
             work += 1;
         }
+        if let Group::Raft(group) = &mut self.group {
+            // After messages: a leader's sign of life may have waited for a thread that did not run.
+            group.settle(now_ns);
+            group.tick(now_ns);
+            self.commit(now_ns);
+        }
         if work > 0 {
             self.publish();
         }
         self.send(work > 0);
+        self.send_to_members();
         self.transport.flush();
         work
     }
 
     fn deadline_ns(&self) -> Option<u64> {
-        Some(self.sequencer.deadline_ns()).filter(|d| *d != u64::MAX)
+        let group_ns = match &self.group {
+            Group::Alone => u64::MAX,
+            Group::Raft(group) => group.deadline_ns(),
+        };
+        Some(self.sequencer.deadline_ns().min(group_ns)).filter(|d| *d != u64::MAX)
+    }
+
+    fn stop(&mut self, _now_ns: u64) {
+        if let Group::Raft(group) = &mut self.group {
+            group.close();
+        }
     }
 
     fn wait_fds(&self, fds: &mut Vec<RawFd>) {

@@ -22,6 +22,7 @@ use crate::log::{LogOptions, Verifier};
 use crate::mem::Region;
 use crate::node::bus::{GatePort, Progress, ShardPort};
 use crate::node::gate::{GateAgent, GateConfig, GateParts};
+use crate::node::group::{GroupParts, member_id};
 use crate::node::mailbox::{Admission, MailSender, Mailbox, Notice, mailbox};
 use crate::node::replica::{PEERS_MAX, ReplicaAgent, ReplicaParts, replica_name, replica_peer, sequencer_peer};
 use crate::node::sequencer::{Replica, SequencerAgent, SequencerParts};
@@ -54,7 +55,10 @@ pub(super) struct Cluster<T: Transport> {
     pub(super) lines: Vec<Line<T::Link>>,
     /// Agents that are gates, by process.
     pub(super) gates: Vec<usize>,
-    pub(super) sequencer: usize,
+    /// Agents that are sequencers.
+    pub(super) sequencers: Vec<usize>,
+    /// Each agent's end of the network.
+    pub(super) endpoints: Vec<usize>,
     pub(super) counters: Vec<Counters>,
     /// Log regions of each shard, the primary's first.
     pub(super) regions: Vec<Vec<Arc<Region>>>,
@@ -65,6 +69,15 @@ impl<T: Transport> Cluster<T> {
     /// The thread an agent runs on.
     pub(super) fn thread_of(&self, agent: usize) -> usize {
         self.threads.iter().position(|agents| agents.contains(&agent)).unwrap_or(0)
+    }
+
+    /// The sequencer that leads, of several: its agent's number, and its member's.
+    pub(super) fn leader(&self) -> Option<(usize, usize)> {
+        let leads = |agent: usize| match &self.runners[agent] {
+            Runner::Sequencer(sequencer) => sequencer.leads_a_group(),
+            _ => false,
+        };
+        self.sequencers.iter().position(|agent| leads(*agent)).map(|member| (self.sequencers[member], member))
     }
 
     /// On an idle log: a replica that has not verified exactly what its shard's primary has appended.
@@ -99,6 +112,7 @@ pub(super) fn protocol_configs(knobs: &Knobs) -> (SequencerConfig, Vec<ShardConf
                 quota: *quota,
                 standby: policy.stands_by(id),
                 replicas: 1 + knobs.backups,
+                members: 1 + knobs.backups,
             })
             .collect(),
         adaptive_quotas: policy.adaptive_quotas,
@@ -108,7 +122,6 @@ pub(super) fn protocol_configs(knobs: &Knobs) -> (SequencerConfig, Vec<ShardConf
         ground_windows: policy.ground_windows,
         suspect_ns: knobs.suspect_ns,
         lost_grace_ns: knobs.lost_grace_ns,
-        members: 1 + knobs.backups,
         free_cuts_max: knobs.free_cuts_max,
     };
     let shard = |shard| ShardConfig {
@@ -138,7 +151,7 @@ struct Places {
 }
 
 impl Places {
-    /// Agents are numbered: replicas by shard, gates, the sequencer.
+    /// Agents are numbered: replicas by shard, gates, sequencers.
     fn new(knobs: &Knobs, wake: &impl Fn(usize) -> Waker) -> Places {
         let processes = usize::from(knobs.processes);
         let agents = knobs.agents();
@@ -147,8 +160,8 @@ impl Places {
             // A backup lives beside another process's primaries, if there is another.
             _ if agent < replicas => (agent / members + agent % members) % processes,
             _ if agent < replicas + processes => agent - replicas,
-            _ if processes == 1 => 0,
-            _ => processes,
+            _ if processes == 1 && knobs.sequencers == 1 => 0,
+            _ => agent - replicas,
         };
         let of_agent: Vec<usize> = (0..agents).map(|a| if knobs.shared_threads { process(a) } else { a }).collect();
         let count = of_agent.iter().max().map_or(0, |most| most + 1);
@@ -171,6 +184,7 @@ struct Builder<'a, O: Overlay> {
     counters: Vec<Counters>,
     lines: Vec<Line<LinkOf<O>>>,
     regions: Vec<Vec<Arc<Region>>>,
+    endpoints: Vec<usize>,
 }
 
 /// Builds the cluster. `wake` makes the waker of a thread.
@@ -185,8 +199,8 @@ pub(super) fn build<O: Overlay>(
     wake: &impl Fn(usize) -> Waker,
 ) -> std::io::Result<Cluster<O::Transport>> {
     let places = Places::new(knobs, wake);
-    let (mails, counters, lines, regions) = (vec![], vec![], vec![], vec![]);
-    let mut builder = Builder { knobs, network, overlay, notices, places, mails, counters, lines, regions };
+    let (mails, counters, lines, regions, endpoints) = (vec![], vec![], vec![], vec![], vec![]);
+    let mut builder = Builder { knobs, network, overlay, notices, places, mails, counters, lines, regions, endpoints };
     let (sequencer_config, shard_configs) = protocol_configs(knobs);
     let processes = usize::from(knobs.processes);
     let (mut runners, mut ports) = (Vec::new(), Vec::new());
@@ -204,8 +218,10 @@ pub(super) fn build<O: Overlay>(
     for ports in ports {
         runners.push(builder.gate(runners.len(), ports));
     }
-    let sequencer = runners.len();
-    runners.push(builder.sequencer(sequencer, sequencer_config));
+    let sequencers: Vec<usize> = (0..knobs.sequencers).map(|member| knobs.sequencer(member)).collect();
+    for member in 0..knobs.sequencers {
+        runners.push(builder.sequencer(member, sequencer_config.clone()));
+    }
     let gates: Vec<usize> = (first_gate..first_gate + processes).collect();
     let map = ClusterMap {
         tick_ns: knobs.tick_ns,
@@ -215,8 +231,9 @@ pub(super) fn build<O: Overlay>(
         shards: (0..knobs.shards).map(|s| gates_of(knobs, s)).collect(),
         ordering: knobs.ordering.name().into(),
     };
-    let Builder { places, mails, counters, lines, regions, .. } = builder;
-    Ok(Cluster { runners, threads: places.threads, mails, lines, gates, sequencer, counters, regions, map })
+    let Builder { places, mails, counters, lines, regions, endpoints, .. } = builder;
+    let threads = places.threads;
+    Ok(Cluster { runners, threads, mails, lines, gates, sequencers, endpoints, counters, regions, map })
 }
 
 /// The gates beside a shard's replicas.
@@ -241,7 +258,8 @@ impl<O: Overlay> Builder<'_, O> {
     fn transport(&mut self, agent: usize, peers: usize, role: Role) -> Tap<O::Transport> {
         let (thread, peers_max) = (self.places.of_agent[agent], peers as u16);
         let carrier = SimTransport::new(self.network, thread, peers_max);
-        if role == Role::Leader {
+        self.endpoints.push(carrier.endpoint());
+        if matches!(role, Role::Leader { .. }) {
             self.network.borrow_mut().let_overtake(carrier.endpoint());
         }
         Tap::new(self.overlay.transport(carrier, thread, peers_max), self.network, role, peers_max)
@@ -278,10 +296,13 @@ impl<O: Overlay> Builder<'_, O> {
         let port =
             ShardPort { shard, replica: number, log: log.reader(), progress: progress.clone(), requests, answers };
         let gate = GatePort { progress, requests: shard_requests, answers: shard_answers, waker: gate_waker, relays };
-        let role = Role::Follower { leader: sequencer_peer(0), number: agent };
+        let role = Role::Follower { number: agent };
         let mut transport = self.transport(agent, PEERS_MAX, role);
         let source = transport.register(region);
-        self.line((agent, &name), sequencer_peer(0), knobs.agents() - 1, PeerId(agent as u16), LinkKind::Order);
+        for member in 0..knobs.sequencers {
+            let callee = knobs.sequencer(member);
+            self.line((agent, &name), sequencer_peer(member), callee, PeerId(agent as u16), LinkKind::Order);
+        }
         for higher in number + 1..=knobs.backups {
             let callee = knobs.replica(shard.0, higher);
             self.line((agent, &name), replica_peer(higher), callee, replica_peer(number), LinkKind::Replication);
@@ -316,13 +337,30 @@ impl<O: Overlay> Builder<'_, O> {
         Runner::Gate(Box::new(GateAgent::new(parts, transport)))
     }
 
-    fn sequencer(&mut self, agent: usize, config: SequencerConfig) -> Runner<O::Transport> {
-        let members = 1 + self.knobs.backups;
+    fn sequencer(&mut self, member: u16, config: SequencerConfig) -> Runner<O::Transport> {
+        let (knobs, agent) = (self.knobs, self.knobs.sequencer(member));
+        let members = 1 + knobs.backups;
         let replica = |at: u16| Replica { peer: PeerId(at), shard: ShardId(at / members), replica: at % members };
-        let replicas: Vec<Replica> = (0..self.knobs.shards * members).map(replica).collect();
-        let transport = self.transport(agent, replicas.len(), Role::Leader);
-        let (mailbox, counters) = (self.mailbox(agent), self.counters("sequencer"));
-        let parts = SequencerParts { config, replicas, mailbox, notices: self.notices.clone(), counters };
+        let replicas: Vec<Replica> = (0..knobs.shards * members).map(replica).collect();
+        let first = replicas.len() as u16;
+        let name = if knobs.sequencers == 1 { "sequencer".into() } else { format!("sequencer-{member}") };
+        for higher in member + 1..knobs.sequencers {
+            let (callee, kind) = (knobs.sequencer(higher), LinkKind::Order);
+            self.line((agent, &name), PeerId(first + higher), callee, PeerId(first + member), kind);
+        }
+        let group = (knobs.sequencers > 1).then(|| GroupParts {
+            nodes: (0..knobs.sequencers).collect(),
+            own: member.into(),
+            id: member_id(1, member),
+            tick_ns: knobs.raft_tick_ns,
+            replicas: replicas.len(),
+            journal: None,
+        });
+        let transport = self.transport(agent, replicas.len() + usize::from(knobs.sequencers), Role::Leader {
+            replicas: first,
+        });
+        let (mailbox, counters) = (self.mailbox(agent), self.counters(&name));
+        let parts = SequencerParts { name, config, replicas, group, mailbox, notices: self.notices.clone(), counters };
         Runner::Sequencer(Box::new(SequencerAgent::new(parts, transport)))
     }
 }

@@ -23,6 +23,8 @@ pub struct Overrides {
     pub load_ns: Option<u64>,
     /// How positions are bound.
     pub ordering: Option<Ordering>,
+    /// Number of sequencers.
+    pub sequencers: Option<u16>,
 }
 
 /// How large records are.
@@ -45,6 +47,8 @@ pub struct FaultKnobs {
     pub pause_every_ns: Option<u64>,
     /// Longest pause, in nanoseconds.
     pub pause_ns: u64,
+    /// Between pauses, isolations and hand-overs of the sequencer that leads, where there are several. `None`: none.
+    pub leader_every_ns: Option<u64>,
     /// Attempts to connect that fail, in percent.
     pub dial_fails_percent: u64,
     /// Between sessions that are dropped for new ones, per client. `None`: never.
@@ -129,6 +133,10 @@ pub struct Knobs {
     pub shards: u16,
     /// Backups of each shard.
     pub backups: u16,
+    /// Sequencers: 1, 3 or 5.
+    pub sequencers: u16,
+    /// The tick of their group, in nanoseconds: ten of them without a leader's sign of life begin an election.
+    pub raft_tick_ns: u64,
     /// Processes that serve shards, each with a gate.
     pub processes: u16,
     /// All agents of a process share a thread.
@@ -187,6 +195,8 @@ impl Knobs {
     /// Draws the knobs of a seed.
     pub fn draw(seed: u64, overrides: &Overrides) -> Knobs {
         let rng = &mut Rng::new(seed, 1);
+        // Others' draws do not depend on these.
+        let group = &mut Rng::new(seed, 6);
         let many = rng.percent(6);
         let drawn = if many { rng.range(9, 64) } else { rng.pick(&[2, 2, 2, 3, 3, 4, 5, 8]) };
         let shards = overrides.shards.unwrap_or(drawn as u16).max(1);
@@ -220,6 +230,8 @@ impl Knobs {
             seed,
             shards,
             backups,
+            sequencers: overrides.sequencers.unwrap_or(group.pick(&[1, 1, 1, 3, 3, 5])),
+            raft_tick_ns: group.scale(500_000, 5_000_000),
             processes: rng.range(1, u64::from(shards.min(4))) as u16,
             shared_threads: rng.percent(40),
             ordering,
@@ -252,7 +264,10 @@ impl Knobs {
                 targets_overtake: Rng::new(seed, 5).percent(30),
             },
             load,
-            faults,
+            faults: FaultKnobs {
+                leader_every_ns: group.percent(60).then(|| group.scale(8_000_000, 100_000_000)),
+                ..faults
+            },
         }
     }
 
@@ -261,9 +276,14 @@ impl Knobs {
         self.ordering != Ordering::Fixed || self.policy.change_every_ns.is_some()
     }
 
-    /// Backups, primaries, gates and the sequencer: how many agents there are.
+    /// Replicas, gates and sequencers: how many agents there are.
     pub fn agents(&self) -> usize {
-        self.replicas() + usize::from(self.processes) + 1
+        self.replicas() + usize::from(self.processes) + usize::from(self.sequencers)
+    }
+
+    /// A sequencer's number among the agents.
+    pub fn sequencer(&self, member: u16) -> usize {
+        self.replicas() + usize::from(self.processes) + usize::from(member)
     }
 
     /// Replicas of all shards, which are the first agents.
@@ -331,6 +351,7 @@ fn draw_faults(rng: &mut Rng, shards: u16, tick_ns: u64) -> FaultKnobs {
         lost_every_ns: [lost(rng), lost(rng), lost(rng)],
         pause_every_ns: rng.percent(60).then(|| rng.scale(2_000_000, 500_000_000)),
         pause_ns: rng.scale(100_000, most_ns.max(100_000)),
+        leader_every_ns: None,
         dial_fails_percent: rng.pick(&[0, 0, 20, 50]),
         new_session_every_ns: rng.percent(25).then(|| rng.scale(10_000_000, 200_000_000)),
     }
@@ -342,10 +363,13 @@ impl fmt::Display for Knobs {
         quotas.dedup();
         writeln!(
             f,
-            "seed={} shards={} backups={} processes={} shared_threads={} ordering={} window_cuts={} tick_ns={}",
+            "seed={} shards={} backups={} sequencers={} raft_tick_ns={} processes={} shared_threads={} ordering={} \
+             window_cuts={} tick_ns={}",
             self.seed,
             self.shards,
             self.backups,
+            self.sequencers,
+            self.raft_tick_ns,
             self.processes,
             self.shared_threads,
             self.ordering.name(),

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::cluster::{self, Cluster};
+use super::cluster::{self, Cluster, Runner};
 use super::control::{Answered, Calls, Line};
 use super::knobs::Knobs;
 use super::network::{LinkKind, Network, Shared};
@@ -58,9 +58,13 @@ pub(super) struct Machine<O: Overlay> {
     wakes: Arc<Mutex<Vec<usize>>>,
     heard: Receiver<Notice>,
     pub(super) rng: Rng,
+    /// What befalls sequencers; others' draws do not depend on it.
+    fate: Rng,
     pub(super) probes: Probes,
     /// Faults may still happen.
     pub(super) faulty: bool,
+    /// An agent that nobody reaches, and until when.
+    isolated: (usize, u64),
     pub(super) woken: VecDeque<usize>,
 }
 
@@ -95,8 +99,10 @@ impl<O: Overlay> Machine<O> {
             wakes,
             heard,
             rng: Rng::new(knobs.seed, 4),
+            fate: Rng::new(knobs.seed, 7),
             probes: Probes::default(),
             faulty: true,
+            isolated: (0, 0),
             woken: VecDeque::new(),
             knobs: knobs.clone(),
         };
@@ -117,6 +123,9 @@ impl<O: Overlay> Machine<O> {
             if let Some(every_ns) = every_ns {
                 network.plan(self.rng.gap(*every_ns), What::Fault { kind });
             }
+        }
+        if let Some(every_ns) = knobs.faults.leader_every_ns.filter(|_| knobs.sequencers > 1) {
+            network.plan(self.fate.gap(every_ns), What::LeaderFault);
         }
     }
 
@@ -169,6 +178,7 @@ impl<O: Overlay> Machine<O> {
                 self.cluster.mails[gate].send(Admission::Client { session, link, ring_bytes });
             }
             What::Fault { kind } => self.lose_a_link(now_ns, kind),
+            What::LeaderFault => self.harm_the_leader(now_ns),
             What::Overlay => {
                 let woken = self.overlay.borrow_mut().step();
                 self.network.borrow_mut().note(Kind::Overlay, woken.len() as u64, 0, 0);
@@ -297,6 +307,36 @@ impl<O: Overlay> Machine<O> {
         }
     }
 
+    /// The sequencer that leads stands still, is cut off from everybody, or hands over.
+    fn harm_the_leader(&mut self, now_ns: u64) {
+        let Some(every_ns) = self.knobs.faults.leader_every_ns.filter(|_| self.faulty) else { return };
+        self.network.borrow_mut().plan(now_ns + self.fate.gap(every_ns) + 1, What::LeaderFault);
+        let Some((agent, member)) = self.cluster.leader() else { return };
+        let for_ns = self.knobs.raft_tick_ns * self.fate.range(8, 40);
+        match self.fate.below(3) {
+            0 => {
+                self.probes.add("leader paused", 1);
+                self.stall(self.cluster.thread_of(agent), now_ns + for_ns);
+            }
+            1 => {
+                self.probes.add("leader isolated", 1);
+                self.isolated = (agent, now_ns + for_ns);
+                let mut network = self.network.borrow_mut();
+                for link in network.links_of(self.cluster.endpoints[agent]) {
+                    network.plan(now_ns, What::Lose { link });
+                }
+            }
+            _ => {
+                self.probes.add("leader hands over", 1);
+                let others = self.cluster.sequencers.len() as u64 - 1;
+                let to = (member + 1 + self.fate.below(others) as usize) % self.cluster.sequencers.len();
+                if let Runner::Sequencer(sequencer) = &mut self.cluster.runners[agent] {
+                    sequencer.transfer_leadership(to);
+                }
+            }
+        }
+    }
+
     fn dial_fails(&mut self) -> bool {
         let percent = self.knobs.faults.dial_fails_percent;
         let fails = self.faulty && self.rng.percent(percent);
@@ -306,12 +346,14 @@ impl<O: Overlay> Machine<O> {
 
     fn dial(&mut self, now_ns: u64, number: usize) {
         let way_ns = self.knobs.net.longest_way_ns();
-        if self.dial_fails() {
+        let (isolated, until_ns) = self.isolated;
+        let Line { caller, callee, .. } = self.cluster.lines[number];
+        let cut_off = now_ns < until_ns && (caller == isolated || callee == isolated);
+        if cut_off || self.dial_fails() {
             let pause_ns = self.cluster.lines[number].pause_ns;
             self.network.borrow_mut().plan(now_ns + pause_ns, What::Dial { line: number });
             return;
         }
-        let Line { caller, callee, .. } = self.cluster.lines[number];
         let threads = (self.cluster.thread_of(caller), self.cluster.thread_of(callee));
         let line = &mut self.cluster.lines[number];
         let mut network = self.network.borrow_mut();

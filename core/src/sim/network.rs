@@ -132,6 +132,8 @@ pub struct Network {
     pub(super) trace: Trace,
     pub(super) seen: Seen,
     pub(super) taps: Vec<Tapped>,
+    /// Order streams begun.
+    pub(super) streams: u32,
     /// Order entries that followers were handed: who, and their index.
     pub(super) landed: Vec<(usize, u64)>,
     /// Targets sent that name the end of a window.
@@ -158,6 +160,7 @@ impl Network {
             trace: Trace::new(written),
             seen: Seen::default(),
             taps: Vec::new(),
+            streams: 0,
             landed: Vec::new(),
             edge_targets: 0,
             woken: Vec::new(),
@@ -221,6 +224,12 @@ impl Network {
     pub(super) fn living(&self, kind: usize) -> Vec<u32> {
         let living = self.links.iter().enumerate().filter(|(_, l)| l.alive && l.kind as usize == kind);
         living.map(|(at, _)| at as u32).collect()
+    }
+
+    /// Links of an end that work.
+    pub(super) fn links_of(&self, endpoint: usize) -> Vec<u32> {
+        let links = self.endpoints[endpoint].peers.iter().flatten().map(|(link, _)| *link);
+        links.filter(|link| self.links[*link as usize].alive).collect()
     }
 
     /// Does what was planned for now, if it is the network's; false otherwise.

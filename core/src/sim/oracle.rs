@@ -250,6 +250,13 @@ impl Oracle {
         self.moved = moved;
     }
 
+    /// I12: every sequencer has the same order log.
+    pub(super) fn committed_again(&mut self, index: u64, entry: &[u8]) {
+        if self.order.hashes.get(index as usize - 1) != Some(&super::trace::hash(entry)) {
+            self.complain(Violation::new("I12", format!("two sequencers have different order entries {index}")));
+        }
+    }
+
     /// I11: every member's region holds what is bound now, and the same.
     fn read_members(&mut self, shard: u16) -> Result<(), Violation> {
         let to = self.order.committed_lsn(shard);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Situations that a batch of at least [`BATCH_SEEDS`] default seeds must reach.
-pub const REQUIRED: [&str; 44] = [
+pub const REQUIRED: [&str; 48] = [
     "fill by age",
     "fill by target",
     "prefix cut",
@@ -46,6 +46,10 @@ pub const REQUIRED: [&str; 44] = [
     "fill by the published timer",
     "straggler grounded",
     "fallback to free windows",
+    "change of leader",
+    "leader paused",
+    "leader isolated",
+    "leader hands over",
     "more than eight shards",
     "no backups",
 ];

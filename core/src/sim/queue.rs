@@ -32,6 +32,8 @@ pub(super) enum What {
     Overlay,
     /// Some link of a kind is lost.
     Fault { kind: usize },
+    /// Something befalls the sequencer that leads.
+    LeaderFault,
     /// The state of the whole run is looked at.
     Look,
 }

@@ -56,7 +56,8 @@ pub(super) struct Run<O: Overlay> {
     clients: Vec<SimClient<O>>,
     phase: Phase,
     drained_by_ns: u64,
-    seen_entries: u64,
+    /// Entries of each sequencer's order log that were looked at.
+    seen_entries: Vec<u64>,
     /// A region has no room even for no-ops: by design nothing is bound any more.
     exhausted: bool,
     failure: Option<Failure>,
@@ -88,7 +89,7 @@ impl<O: Overlay> Run<O> {
             clients: Vec::new(),
             phase: Phase::Load,
             drained_by_ns: common.knobs.load.load_ns + DRAIN_NS,
-            seen_entries: 0,
+            seen_entries: vec![0; common.knobs.sequencers.into()],
             exhausted: false,
             failure: None,
             common,
@@ -148,8 +149,9 @@ impl<O: Overlay> Run<O> {
             Some(client) => self.clients[client].step(now_ns),
             None => self.machine.run_agents(now_ns, thread),
         };
-        // The sequencer is the last agent of its thread.
-        if self.machine.threads[thread].agents.last() == Some(&self.machine.cluster.sequencer) {
+        // A sequencer is the last agent of its thread.
+        let last = self.machine.threads[thread].agents.last();
+        if last.is_some_and(|agent| self.machine.cluster.sequencers.contains(agent)) {
             self.take_order();
         }
         self.machine.network.borrow_mut().note(Kind::Step, thread as u64, work as u64, busy_ns - now_ns);
@@ -159,25 +161,34 @@ impl<O: Overlay> Run<O> {
         self.machine.end(thread, busy_ns, Turn { work, deadline_ns, ready });
     }
 
-    /// Shows the oracle what the sequencer has committed and sent.
+    /// Shows the oracle what the sequencers have committed and sent.
     fn take_order(&mut self) {
-        let Runner::Sequencer(sequencer) = &self.machine.cluster.runners[self.machine.cluster.sequencer] else {
-            return;
-        };
-        let order = sequencer.order();
         let mut oracle = self.oracle.borrow_mut();
         let mut network = self.machine.network.borrow_mut();
-        while self.seen_entries < order.last_index() {
-            self.seen_entries += 1;
-            let Some(entry) = order.get(self.seen_entries) else {
-                oracle.complain(Violation::new("L4", "the order log dropped entries in one cycle"));
-                break;
-            };
-            oracle.committed(entry);
-            let committed = oracle.committed_position();
-            network.note(Kind::Commit, self.seen_entries, super::trace::hash(entry), committed);
-            if entry[0] == 1 {
-                self.machine.probes.add("grant", 1);
+        for (seen, agent) in self.seen_entries.iter_mut().zip(&self.machine.cluster.sequencers) {
+            let Runner::Sequencer(sequencer) = &self.machine.cluster.runners[*agent] else { continue };
+            let order = sequencer.order();
+            while *seen < order.last_index() {
+                *seen += 1;
+                let known = oracle.order_entries();
+                let Some(entry) = order.get(*seen) else {
+                    // A member that was given a snapshot knows nothing of what lies before it.
+                    if *seen > known {
+                        oracle.complain(Violation::new("L4", "the order log dropped entries in one cycle"));
+                        return;
+                    }
+                    continue;
+                };
+                if *seen <= known {
+                    oracle.committed_again(*seen, entry);
+                    continue;
+                }
+                oracle.committed(entry);
+                let committed = oracle.committed_position();
+                network.note(Kind::Commit, *seen, super::trace::hash(entry), committed);
+                if entry[0] == 1 {
+                    self.machine.probes.add("grant", 1);
+                }
             }
         }
         for tapped in std::mem::take(&mut network.taps) {

@@ -4,6 +4,8 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+use antelog_protocol::limits::SEQUENCERS_MAX;
+
 use super::network::{Shared, Tapped};
 use crate::mem::Region;
 use crate::transport::{Event, Full, LocalRange, MessageHandle, PeerId, RegionKey, RemoteOffset, Transport};
@@ -11,14 +13,15 @@ use crate::transport::{Event, Full, LocalRange, MessageHandle, PeerId, RegionKey
 /// First bytes of the sequencer's messages that are looked at; PROTOCOL.md §5 and `wire::node` define them.
 pub(super) const TARGET_TAG: u8 = 2;
 const ORDER_TAG: u8 = 3;
+const LEAD_TAG: u8 = 8;
 
 /// On which side of the order stream an agent is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// Sends it to every peer.
-    Leader,
-    /// Gets it from one peer.
-    Follower { leader: PeerId, number: usize },
+    /// Sends it, while it leads, to the peers below this number; those from there on are other sequencers.
+    Leader { replicas: u16 },
+    /// Gets it from any sequencer.
+    Follower { number: usize },
     /// Neither.
     Bystander,
 }
@@ -28,9 +31,8 @@ pub(super) struct Tap<T> {
     inner: T,
     network: Shared,
     role: Role,
-    /// Connections so far, and each peer's: entries follow each other within one.
-    admitted: u32,
-    connections: Vec<u32>,
+    /// Each peer's order stream: entries follow each other within one, which ends with the connection or the lead.
+    streams: Vec<u32>,
 }
 
 fn word(message: &[u8], at: usize) -> u64 {
@@ -39,13 +41,14 @@ fn word(message: &[u8], at: usize) -> u64 {
 
 impl<T: Transport> Tap<T> {
     pub(super) fn new(inner: T, network: &Shared, role: Role, peers_max: u16) -> Tap<T> {
-        Tap { inner, network: network.clone(), role, admitted: 0, connections: vec![0; peers_max.into()] }
+        Tap { inner, network: network.clone(), role, streams: vec![0; peers_max.into()] }
     }
 
     /// Order entries must be the committed ones.
     fn sent(&mut self, to: PeerId, message: &[u8]) {
-        let link = self.connections[usize::from(to.0)];
+        let link = self.streams[usize::from(to.0)];
         match message[0] {
+            LEAD_TAG => self.begin(to),
             ORDER_TAG => {
                 let (index, hash) = (word(message, 8), super::trace::hash(&message[16..]));
                 self.network.borrow_mut().taps.push(Tapped { link, index, hash });
@@ -56,10 +59,16 @@ impl<T: Transport> Tap<T> {
         }
     }
 
-    fn received(&mut self, leader: PeerId, number: usize, events: &[Event]) {
+    fn begin(&mut self, to: PeerId) {
+        let mut network = self.network.borrow_mut();
+        network.streams += 1;
+        self.streams[usize::from(to.0)] = network.streams;
+    }
+
+    fn received(&mut self, number: usize, events: &[Event]) {
         for event in events {
             if let Event::Received { peer, message } = event
-                && *peer == leader
+                && usize::from(peer.0) < SEQUENCERS_MAX
                 && let message = self.inner.message(*message)
                 && message.first() == Some(&ORDER_TAG)
             {
@@ -77,8 +86,7 @@ impl<T: Transport> Transport for Tap<T> {
     }
 
     fn admit(&mut self, peer: PeerId, link: T::Link, exposed: &[Arc<Region>]) {
-        self.admitted += 1;
-        self.connections[usize::from(peer.0)] = self.admitted;
+        self.begin(peer);
         self.inner.admit(peer, link, exposed);
     }
 
@@ -105,7 +113,7 @@ impl<T: Transport> Transport for Tap<T> {
 
     fn send(&mut self, to: PeerId, message: &[u8]) -> Result<(), Full> {
         self.inner.send(to, message)?;
-        if self.role == Role::Leader {
+        if matches!(self.role, Role::Leader { replicas } if to.0 < replicas) {
             self.sent(to, message);
         }
         Ok(())
@@ -117,8 +125,8 @@ impl<T: Transport> Transport for Tap<T> {
 
     fn poll(&mut self, events: &mut [Event]) -> usize {
         let count = self.inner.poll(events);
-        if let Role::Follower { leader, number } = self.role {
-            self.received(leader, number, &events[..count]);
+        if let Role::Follower { number } = self.role {
+            self.received(number, &events[..count]);
         }
         count
     }

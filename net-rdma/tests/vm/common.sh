@@ -46,6 +46,7 @@ id = 2
 role = "backup"
 shard = 0
 listen = "$3:7402"
+clients = "$3:7412"
 END
 }
 

@@ -25,11 +25,11 @@ pub const COUNTED: [(&str, &str); 8] = [
     ("sequencer", "reports"),
     ("sequencer", "cuts"),
     ("sequencer", "quota_changes"),
-    ("shard-", "records"),
-    ("shard-", "no_ops"),
-    ("shard-", "fills_by_age"),
-    ("shard-", "fills_by_target"),
-    ("shard-", "fills_ahead"),
+    ("replica-", "records"),
+    ("replica-", "no_ops"),
+    ("replica-", "fills_by_age"),
+    ("replica-", "fills_by_target"),
+    ("replica-", "fills_ahead"),
 ];
 /// Names the change that a setup asks for; questions for the membership have other tokens.
 const CHANGE_TOKEN: u64 = 0;
@@ -178,6 +178,10 @@ impl SessionHandler for Desk<'_> {
         self.redirect(shard.0.into());
     }
 
+    fn on_unknown(&mut self, shard: ShardId, seq: u64) {
+        self.error = Some(format!("shard {shard} was lost, and with it what became of record {seq}"));
+    }
+
     fn on_event(&mut self, subscription: SubscriptionId, event: Event<Record>) {
         let Some(at) = self.subscriptions.iter().position(|id| *id == subscription) else { return };
         match event {
@@ -197,6 +201,9 @@ impl SessionHandler for Desk<'_> {
                 }
             }
             Event::Fail { from } => self.error = Some(format!("everything from {from} on was speculated in vain")),
+            Event::Unavailable { from, to } => {
+                self.error = Some(format!("positions {from} to {to} are unavailable"));
+            }
         }
     }
 

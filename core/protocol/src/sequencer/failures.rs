@@ -49,6 +49,13 @@ impl Sequencer {
         self.ledger.membership(shard).map_or(0, |m| m.primary)
     }
 
+    /// This member begins to lead: whom it has not heard yet is not lost for that.
+    pub(super) fn expect_replicas(&mut self, now_ns: u64) {
+        let unheard = ReplicaState { connected: true, heard_ns: now_ns, ..ReplicaState::default() };
+        self.replicas.iter_mut().flatten().for_each(|r| *r = unheard);
+        (self.look, self.look_at_ns) = (true, None);
+    }
+
     /// A replica's connection is lost.
     pub fn on_replica_down(&mut self, now_ns: u64, shard: ShardId, number: u16, out: &mut impl SequencerOut) {
         if let Some(state) = self.replica_mut(shard, number) {
@@ -127,21 +134,10 @@ impl Sequencer {
             return None;
         }
         match self.ledger.membership(self.shards[at].shard) {
-            None => self.first_members(replicas),
+            None => first_members(replicas, self.config.shards[at].members),
             Some(m) if m.has_failed() => self.returning(now_ns, replicas, m),
             Some(m) => self.lost_or_gained(now_ns, replicas, m),
         }
-    }
-
-    /// A shard begins with all its replicas but the spares.
-    fn first_members(&self, replicas: &[ReplicaState]) -> Option<Decision> {
-        let there = |r: &&ReplicaState| r.connected && r.incarnation != 0;
-        let all = replicas.iter().take(self.config.members.into());
-        if all.clone().filter(there).count() < all.len() {
-            return None;
-        }
-        let members = (0..).zip(all).map(|(number, r)| ReplicaId { number, incarnation: r.incarnation });
-        Some(Decision::Members { epoch: 1, primary: 0, members: members.collect() })
     }
 
     /// The replica that has kept most of a lost shard's log goes on with it; the others join it.
@@ -161,12 +157,15 @@ impl Sequencer {
     }
 
     fn lost_or_gained(&self, now_ns: u64, replicas: &[ReplicaState], m: &Membership) -> Option<Decision> {
-        let alive: Vec<ReplicaId> =
-            m.members.iter().copied().filter(|member| !self.is_lost(now_ns, replicas, m, *member)).collect();
+        let is_alive = |member: &&ReplicaId| !self.is_lost(now_ns, replicas, m, **member);
+        let primary = replicas.get(usize::from(m.primary))?;
+        if primary.joiner.is_none() && m.members.iter().all(|member| is_alive(&member)) {
+            return None;
+        }
+        let alive: Vec<ReplicaId> = m.members.iter().filter(is_alive).copied().collect();
         if alive.is_empty() {
             return Some(Decision::Fail);
         }
-        let primary = replicas.get(usize::from(m.primary))?;
         if !alive.iter().any(|a| a.number == m.primary) {
             let verified = |a: &&ReplicaId| (replicas[usize::from(a.number)].durable, core::cmp::Reverse(a.number));
             let promoted = alive.iter().max_by_key(verified)?.number;
@@ -177,13 +176,13 @@ impl Sequencer {
         }
         let joiner = primary.joiner.filter(|_| primary.epoch == m.epoch && primary.change == m.change)?;
         let known = replicas.get(usize::from(joiner.number))?;
-        let is_there = known.connected && known.incarnation == joiner.incarnation;
-        if !is_there || m.member(joiner.number).is_some() {
-            return None;
-        }
+        let is_there = known.connected && known.incarnation == joiner.incarnation && primary.lost & 1 << joiner.number == 0;
         let mut members = alive;
-        members.push(joiner);
-        members.sort_unstable();
+        // A joiner that is gone again counts until a change says that it does not.
+        if is_there && m.member(joiner.number).is_none() {
+            members.push(joiner);
+            members.sort_unstable();
+        }
         Some(Decision::Members { epoch: m.epoch, primary: m.primary, members })
     }
 
@@ -222,7 +221,7 @@ impl Sequencer {
             if !self.ledger.has_failed(shard) || self.shards[at].part == Part::Failed {
                 continue;
             }
-            self.stats.shards_failed += 1;
+            self.stats.shards_failed += u64::from(self.leads);
             let kept = self.ledger.committed_lsn(shard);
             let state = &mut self.shards[at];
             state.part = Part::Failed;
@@ -237,7 +236,7 @@ impl Sequencer {
 
     /// A shard has other members. One that was lost comes back at the next edge.
     pub(super) fn on_members_changed(&mut self, shard: ShardId) {
-        self.stats.member_changes += 1;
+        self.stats.member_changes += u64::from(self.leads);
         let Ok(at) = self.shards.binary_search_by_key(&shard, |s| s.shard) else { return };
         let state = &mut self.shards[at];
         if state.part == Part::Failed {
@@ -249,4 +248,15 @@ impl Sequencer {
         // Whoever leads the shard now may not have heard the target.
         self.look = true;
     }
+}
+
+/// A shard begins with all its replicas but the spares.
+fn first_members(replicas: &[ReplicaState], members: u16) -> Option<Decision> {
+    let there = |r: &&ReplicaState| r.connected && r.incarnation != 0;
+    let all = replicas.iter().take(members.into());
+    if all.clone().filter(there).count() < all.len() {
+        return None;
+    }
+    let members = (0..).zip(all).map(|(number, r)| ReplicaId { number, incarnation: r.incarnation });
+    Some(Decision::Members { epoch: 1, primary: 0, members: members.collect() })
 }

@@ -39,9 +39,17 @@ impl Sequencer {
     /// # Errors
     /// [`ChangeError`]; nothing changes then.
     pub fn on_change(&mut self, now_ns: u64, change: Change, out: &mut impl SequencerOut) -> Result<(), ChangeError> {
+        self.may_change(change)?;
+        self.make_change(now_ns, change, out);
+        Ok(())
+    }
+
+    /// Makes a change that was found possible, by this member or by one that led then: all members make the same ones,
+    /// in the order of the log.
+    pub fn make_change(&mut self, now_ns: u64, change: Change, out: &mut impl SequencerOut) {
         match change {
-            Change::Join(shard) => self.join(shard)?,
-            Change::Leave(shard) => self.leave(now_ns, shard, out)?,
+            Change::Join(shard) => self.join(shard),
+            Change::Leave(shard) => self.leave(now_ns, shard, out),
             Change::Ordering(ordering) if ordering != self.config.ordering => {
                 self.config.ordering = ordering;
                 self.free_left = 0;
@@ -50,38 +58,43 @@ impl Sequencer {
             Change::Ordering(_) => {}
         }
         self.decide(now_ns, out);
-        Ok(())
     }
 
-    fn index_of(&self, shard: ShardId) -> Result<usize, ChangeError> {
+    pub(super) fn index_of(&self, shard: ShardId) -> Result<usize, ChangeError> {
         self.shards.binary_search_by_key(&shard, |s| s.shard).map_err(|_| ChangeError::UnknownShard(shard))
     }
 
-    fn join(&mut self, shard: ShardId) -> Result<(), ChangeError> {
-        let at = self.index_of(shard)?;
+    fn join(&mut self, shard: ShardId) {
+        let Ok(at) = self.index_of(shard) else { return };
+        self.shards[at].wanted = true;
         if !matches!(self.shards[at].part, Part::In | Part::Failed) {
             self.shards[at].part = Part::In;
             self.shards[at].quota = self.shards[at].configured;
             // The edge is brought near, so that it need not wait for the windows that are granted.
             (self.change, self.rush) = (true, true);
         }
-        Ok(())
     }
 
-    fn leave(&mut self, now_ns: u64, shard: ShardId, out: &mut impl SequencerOut) -> Result<(), ChangeError> {
-        let at = self.index_of(shard)?;
-        match self.shards[at].part {
-            Part::Out | Part::Failed | Part::Closing { leave: true } => return Ok(()),
-            Part::In if self.shards.iter().filter(|s| s.part == Part::In).count() == 1 => {
-                return Err(ChangeError::LastShard(shard));
-            }
-            _ => {}
+    fn leave(&mut self, now_ns: u64, shard: ShardId, out: &mut impl SequencerOut) {
+        let Ok(at) = self.index_of(shard) else { return };
+        self.shards[at].wanted = false;
+        if matches!(self.shards[at].part, Part::Out | Part::Failed | Part::Closing { leave: true }) {
+            return;
         }
         self.shards[at].part = Part::Closing { leave: true };
+        if !self.leads {
+            return;
+        }
+        if !self.shards.iter().any(|s| s.part == Part::In) {
+            // Others were grounded since the change was found possible: somebody must take slots.
+            for state in self.shards.iter_mut().filter(|s| s.wanted) {
+                state.part = Part::In;
+                (self.change, self.rush) = (true, true);
+            }
+        }
         // A free window says at once that the shard is closed; in fixed ones a target does, and the grant follows.
         self.change |= self.ledger.mode() == Some(WindowMode::Free);
         self.send_target(now_ns, at, out);
-        Ok(())
     }
 
     /// What a shard's part becomes with the next window; true when it returns from the ground.

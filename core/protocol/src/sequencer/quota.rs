@@ -25,11 +25,21 @@ pub(super) struct Arrivals {
     sampled: u64,
     /// Thousandths of a record per tick, smoothed.
     rate_milli: Option<u64>,
+    /// What came before the first total is nobody's rate.
+    unknown: bool,
 }
 
 impl Arrivals {
+    /// Nothing is known yet of a shard that may have run for long.
+    pub(super) fn unknown() -> Arrivals {
+        Arrivals { unknown: true, ..Arrivals::default() }
+    }
+
     pub(super) fn on_total(&mut self, records: u64) {
         self.total = self.total.max(records);
+        if core::mem::take(&mut self.unknown) {
+            self.sampled = self.total;
+        }
     }
 
     /// Takes a sample. Growth shows sooner than decay: an average of three quarters and of one half.

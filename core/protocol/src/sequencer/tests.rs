@@ -28,7 +28,7 @@ fn sequencer(ordering: Ordering, window_cuts: u32) -> Sequencer {
 
 /// Three shards with quotas 2, 3, 2, a tick of 1000 ns, and nothing that adapts.
 fn config(ordering: Ordering, window_cuts: u32) -> SequencerConfig {
-    let shard = |id, quota| MemberConfig { shard: ShardId(id), quota, standby: false, replicas: 0 };
+    let shard = |id, quota| MemberConfig { shard: ShardId(id), quota, standby: false, replicas: 0, members: 0 };
     SequencerConfig {
         tick_ns: 1000,
         tick_phase_ns: 300,
@@ -44,7 +44,6 @@ fn config(ordering: Ordering, window_cuts: u32) -> SequencerConfig {
         free_cuts_max: 64,
         suspect_ns: 200_000_000,
         lost_grace_ns: 5_000_000,
-        members: 2,
     }
 }
 
@@ -75,7 +74,7 @@ fn commit(sequencer: &mut Sequencer, world: &mut World) {
 #[test]
 fn a_cut_takes_whole_cuts_and_the_prefix_of_members_that_are_ahead() {
     let (mut s, mut w) = (sequencer(Ordering::Fixed, 100), World::default());
-    s.on_start(0, &mut w);
+    s.on_lead(0, &mut w);
     commit(&mut s, &mut w);
     assert_eq!(s.ledger().granted_lsn(ShardId(1)), Lsn(300));
     s.on_report(0, &report(1, at(0, 1)), &mut w);
@@ -93,7 +92,7 @@ fn a_cut_takes_whole_cuts_and_the_prefix_of_members_that_are_ahead() {
 #[test]
 fn one_proposal_is_in_flight_and_newer_ones_coalesce() {
     let (mut s, mut w) = (sequencer(Ordering::Fixed, 100), World::default());
-    s.on_start(0, &mut w);
+    s.on_lead(0, &mut w);
     commit(&mut s, &mut w);
     for cut in 1..=3 {
         for shard in 0..3 {
@@ -111,7 +110,7 @@ fn one_proposal_is_in_flight_and_newer_ones_coalesce() {
 #[test]
 fn the_next_window_is_granted_at_the_middle_of_the_last_one() {
     let (mut s, mut w) = (sequencer(Ordering::Fixed, 4), World::default());
-    s.on_start(0, &mut w);
+    s.on_lead(0, &mut w);
     commit(&mut s, &mut w);
     assert_eq!(s.ledger().next_window(), 1);
     for shard in 0..3 {
@@ -130,7 +129,7 @@ fn the_next_window_is_granted_at_the_middle_of_the_last_one() {
 #[test]
 fn reports_lost_repeated_and_reordered_do_no_harm() {
     let (mut s, mut w) = (sequencer(Ordering::Fixed, 100), World::default());
-    s.on_start(0, &mut w);
+    s.on_lead(0, &mut w);
     commit(&mut s, &mut w);
     for (shard, cut) in [(0, 5), (0, 2), (1, 5), (1, 1), (2, 5), (2, 5)] {
         s.on_report(0, &report(shard, at(0, cut)), &mut w);
@@ -149,7 +148,7 @@ fn reports_lost_repeated_and_reordered_do_no_harm() {
 #[should_panic(expected = "invariant I13")]
 fn a_report_beyond_the_grants_is_a_broken_invariant() {
     let (mut s, mut w) = (sequencer(Ordering::Fixed, 100), World::default());
-    s.on_start(0, &mut w);
+    s.on_lead(0, &mut w);
     commit(&mut s, &mut w);
     s.on_report(0, &report(0, at(1, 1)), &mut w);
 }
@@ -157,7 +156,7 @@ fn a_report_beyond_the_grants_is_a_broken_invariant() {
 #[test]
 fn free_event_cuts_when_every_report_is_in_and_only_if_something_is_new() {
     let (mut s, mut w) = (sequencer(Ordering::FreeEvent, 2), World::default());
-    s.on_start(0, &mut w);
+    s.on_lead(0, &mut w);
     commit(&mut s, &mut w);
     for shard in 0..3 {
         s.on_report(0, &durable(shard, 0), &mut w);
@@ -182,7 +181,7 @@ fn free_event_cuts_when_every_report_is_in_and_only_if_something_is_new() {
 #[test]
 fn free_tick_cuts_on_the_sequencers_own_tick() {
     let (mut s, mut w) = (sequencer(Ordering::FreeTick, 100), World::default());
-    s.on_start(0, &mut w);
+    s.on_lead(0, &mut w);
     commit(&mut s, &mut w);
     s.on_time(5000, &mut w);
     assert_eq!(s.deadline_ns(), 6300);

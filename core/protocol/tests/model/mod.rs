@@ -168,6 +168,7 @@ impl Cluster {
             quota: model.quota,
             standby: id >= model.shards - model.standby,
             replicas: 0,
+            members: 0,
         });
         let members: Vec<MemberConfig> = members.collect();
         let sequencer = Sequencer::new(SequencerConfig {
@@ -184,7 +185,6 @@ impl Cluster {
             ground_windows: model.ground_windows,
             suspect_ns: 200 * TICK,
             lost_grace_ns: 5 * TICK,
-            members: 2,
             free_cuts_max: 4096,
         });
         let shard = |m: &MemberConfig| {
@@ -221,7 +221,7 @@ impl Cluster {
         for shard in 0..count {
             cluster.with_shard(shard, |s, now, out| s.set_counted(now, 0b10, out));
         }
-        cluster.with_sequencer(|s, now, out| s.on_start(now, out));
+        cluster.with_sequencer(|s, now, out| s.on_lead(now, out));
         cluster
     }
 

@@ -17,6 +17,7 @@ impl<O: Overlay> Run<O> {
             let what = format!("more messages than receives are posted for are under way on link {link}");
             self.failure = Some(Failure::Wrong(Violation::new("L4", what)));
         }
+        let mut leads = 0;
         for (name, value) in self.machine.cluster.counters.iter().flat_map(|c| c.snapshot()) {
             let name = match name.rsplit_once('.').map_or("", |(_, counter)| counter) {
                 "fills_by_age" => "fill by age",
@@ -27,6 +28,10 @@ impl<O: Overlay> Run<O> {
                 "grounded" => "straggler grounded",
                 "fallbacks" => "fallback to free windows",
                 "pushed_back" => "gate queue full",
+                "leads" => {
+                    leads += value;
+                    continue;
+                }
                 _ => continue,
             };
             probes.add(name, value);
@@ -58,6 +63,7 @@ impl<O: Overlay> Run<O> {
             ("client ring full", sum(|c| c.pushed_back[0])),
             ("outstanding limit reached", sum(|c| c.pushed_back[1])),
             ("session replaced", u64::from(self.common.sessions.get()) - self.clients.len() as u64),
+            ("change of leader", leads.saturating_sub(1)),
             ("more than eight shards", u64::from(knobs.shards > 8)),
             ("no backups", u64::from(knobs.backups == 0)),
             ("region exhausted", u64::from(self.exhausted)),
