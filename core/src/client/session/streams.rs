@@ -216,7 +216,7 @@ impl Streams {
     /// Shards may be served elsewhere than before, or by another primary: there their streams are resumed.
     pub(super) fn on_routes(&mut self, routes: &Routes) {
         for (index, stream) in self.streams.iter_mut().enumerate() {
-            let Some(stream) = stream else { continue };
+            let Some(stream) = stream.as_mut().filter(|s| routes.has_changed(s.shard)) else { continue };
             (stream.retry_ns, stream.pauses) = (0, 0);
             let Some(gate) = routes.gate_of(stream.shard).filter(|gate| *gate != stream.gate) else { continue };
             self.generation = self.generation.wrapping_add(1);

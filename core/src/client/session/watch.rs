@@ -124,4 +124,5 @@ pub(super) fn reroute(
     appends.on_routes(routes);
     streams.on_routes(routes);
     questions.on_routes(routes);
+    routes.told();
 }
