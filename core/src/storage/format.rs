@@ -201,7 +201,11 @@ impl Identity {
         let mut bytes = vec![0; IDENTITY_FILE_BYTES];
         let mut put = Put(&mut bytes, 0);
         put.bytes(IDENTITY_MAGIC).u32(VERSION).cluster(&self.owner.cluster).u16(self.owner.shard.0);
-        put.u16(self.owner.replica).u64(self.incarnation).u64(self.generation).u16(self.clean.into()).u16(self.begins.into());
+        put.u16(self.owner.replica)
+            .u64(self.incarnation)
+            .u64(self.generation)
+            .u16(self.clean.into())
+            .u16(self.begins.into());
         put.layout(&self.layout).mark(&self.flushed).u16(self.note.len() as u16).bytes(&self.note);
         seal(&mut bytes);
         bytes

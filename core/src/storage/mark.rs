@@ -94,7 +94,10 @@ impl Chain {
         if crc != header.crc {
             return Err(VerifyError::Crc);
         }
-        Ok(Step::Entry(header, Mark { at: mark.at + span, lsn: mark.lsn.plus(header.count.into()), crc, epoch: header.epoch }))
+        Ok(Step::Entry(
+            header,
+            Mark { at: mark.at + span, lsn: mark.lsn.plus(header.count.into()), crc, epoch: header.epoch },
+        ))
     }
 }
 

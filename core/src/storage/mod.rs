@@ -18,9 +18,9 @@ mod retention;
 mod rewrite;
 mod sim_disk;
 mod store;
-mod thread;
 #[cfg(test)]
 mod tests;
+mod thread;
 mod uring;
 mod writes;
 

@@ -93,7 +93,9 @@ impl<D: Disk> LogStore<D> {
             Verify::Newest => {
                 let first_at = |f: &Found| f.header.as_ref().map(|header| header.first.at);
                 let newest = found.iter().rev().find_map(first_at).unwrap_or(0);
-                let fits = |f: &Found| first_at(f).is_some_and(|at| at + self.layout.region_bytes <= newest);
+                // From where the region is filled, and from where nothing before can be torn.
+                let most = newest.saturating_sub(self.layout.region_bytes).min(known);
+                let fits = |f: &Found| first_at(f).is_some_and(|at| at <= most);
                 // A segment whose header is lost is found again from the one before it.
                 let lost = found.iter().position(|f| f.header.is_none()).unwrap_or(found.len());
                 found.iter().rposition(fits).unwrap_or(0).min(lost.saturating_sub(1))
@@ -121,6 +123,9 @@ impl<D: Disk> LogStore<D> {
         (self.submitted, self.written, self.told) = (end.at, end.at, end.at);
         self.catalog.replace(segments, end.at);
         self.cut(&end, end.at, starts)?;
+        // A log that ended long before its newest segment was looked for too late.
+        let is_short = end.at - in_region.at < self.layout.region_bytes / 2 && in_region.at > self.first().at;
+        let in_region = if is_short { self.load()? } else { in_region };
         Ok((in_region, known.saturating_sub(end.at)))
     }
 
@@ -248,7 +253,9 @@ fn segments(found: &[Found], firsts: &[(u64, Mark)], end: u64) -> Vec<Segment> {
         let first = walked.or(header.as_ref().map(|header| header.first));
         let begun_ms = header.as_ref().map(|h| h.begun_ms).or(segments.last().map(|s| s.begun_ms)).unwrap_or(0);
         match first {
-            Some(first) if first.at <= end && (*start < end || segments.is_empty()) => segments.push(Segment { start: *start, first, begun_ms }),
+            Some(first) if first.at <= end && (*start < end || segments.is_empty()) => {
+                segments.push(Segment { start: *start, first, begun_ms })
+            }
             _ => break,
         }
     }

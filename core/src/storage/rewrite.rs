@@ -20,6 +20,10 @@ impl<D: Disk> LogStore<D> {
     /// When the disk fails; the store has failed with it then.
     pub fn truncate_to(&mut self, end: Mark) -> Result<(), StoreError> {
         assert!(end.at <= self.requested.at && end.at >= self.first().at, "offset {} is not in the log", end.at);
+        self.command(|store| store.discard_from(end))
+    }
+
+    fn discard_from(&mut self, end: Mark) -> Result<(), StoreError> {
         self.drain()?;
         let at = end.at.min(self.written);
         let starts = self.starts();
@@ -33,7 +37,16 @@ impl<D: Disk> LogStore<D> {
         let kept = |s: &Segment| s.start < end.at || s.start == starts[0];
         let segments: Vec<Segment> = self.catalog.segments().iter().copied().filter(kept).collect();
         self.catalog.replace(segments, at);
-        self.cut(&end, at, &starts).inspect_err(|error| self.failure = Some(error.clone()))
+        self.cut(&end, at, &starts)
+    }
+
+    /// Does something of which a half leaves the store in no state to go on.
+    fn command(&mut self, run: impl FnOnce(&mut Self) -> Result<(), StoreError>) -> Result<(), StoreError> {
+        let result = run(self);
+        if let Err(error) = &result {
+            self.failure.get_or_insert_with(|| error.clone());
+        }
+        result
     }
 
     /// Discards the whole log and begins one at `begins`, where the region goes on: for a replica that receives the log from
@@ -42,9 +55,11 @@ impl<D: Disk> LogStore<D> {
     /// # Errors
     /// When the disk fails; the store has failed with it then.
     pub fn start_over(&mut self, begins: Mark) -> Result<(), StoreError> {
-        self.drain()?;
-        let starts = self.starts();
-        self.begin(begins, &starts).inspect_err(|error| self.failure = Some(error.clone()))
+        self.command(|store| {
+            store.drain()?;
+            let starts = store.starts();
+            store.begin(begins, &starts)
+        })
     }
 
     /// Makes everything durable and says that the replica ended in an orderly way. Waits for the disk.
@@ -133,7 +148,9 @@ impl<D: Disk> LogStore<D> {
         for &start in starts.iter().rev().filter(|&&start| start >= end.at && start > oldest) {
             self.remove(start)?;
         }
-        let open = starts.iter().filter(|&&s| s + segment_bytes > at && (s < end.at || s == oldest));
+        // What is not durable yet may have been written: it is synced here, because nobody remembers it afterwards.
+        let from = at.min(self.flushed.at);
+        let open = starts.iter().filter(|&&s| s + segment_bytes > from && (s < end.at || s == oldest));
         for (file, &start) in open.enumerate() {
             assert!(file < ACTIVE_MAX, "more segments are open than there are files");
             let name = Name::Segment(start);
@@ -148,7 +165,7 @@ impl<D: Disk> LogStore<D> {
         for which in (0..self.active.len()).rev() {
             let Active { start, file, .. } = self.active[which];
             let name = Name::Segment(start);
-            let bytes = Self::file_at(start, at.max(start));
+            let bytes = Self::file_at(start, at.clamp(start, start + segment_bytes));
             run(&mut self.disk, Op::SetLength { file, bytes }, name)?;
             let bytes = HEADER_BYTES + segment_bytes;
             match run(&mut self.disk, Op::Allocate { file, bytes }, name) {
@@ -160,7 +177,8 @@ impl<D: Disk> LogStore<D> {
         }
         self.told = self.flushed.at;
         let start = self.segment_start(end.at);
-        let is_known = self.firsts.iter().any(|(of, _)| *of == start) || self.catalog.segments().iter().any(|s| s.start == start);
+        let is_known =
+            self.firsts.iter().any(|(of, _)| *of == start) || self.catalog.segments().iter().any(|s| s.start == start);
         if !is_known {
             // The cut is the boundary of two segments: the second begins with the next entry.
             self.firsts.push_back((start, *end));

@@ -441,7 +441,9 @@ impl<D: Disk> LogStore<D> {
         let oldest_active = self.active.front().map_or(u64::MAX, |oldest| oldest.start);
         let gone = segments
             .windows(2)
-            .take_while(|pair| pair[1].first.at <= upto && pair[0].start + segment_bytes <= oldest_active)
+            // A header is durable when something behind it is.
+            .take_while(|pair| pair[1].first.at <= upto && pair[1].start < self.flushed.at)
+            .take_while(|pair| pair[0].start + segment_bytes <= oldest_active)
             .count();
         for Segment { start, .. } in segments.drain(..gone) {
             self.tidying.push(start);

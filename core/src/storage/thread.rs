@@ -155,9 +155,7 @@ impl<D: Disk> Loop<D> {
             word.copy_from_slice(&value.to_le_bytes());
         }
         let pushed = match answer {
-            Ok(answer) if answer.len > 0 => {
-                self.told.push_from(&head, self.reader.buffer(), answer.offset, answer.len)
-            }
+            Ok(answer) if answer.len > 0 => self.told.push_from(&head, self.reader.buffer(), answer.offset, answer.len),
             _ => self.told.push(&[&head]),
         };
         self.told.publish();

@@ -124,7 +124,8 @@ impl UringDisk {
     /// What the operator should be told about the directory, once.
     pub fn notice(&self) -> Option<String> {
         let path = self.place.path.display();
-        (!self.place.direct).then(|| format!("{path}: the log is written through the page cache, not past it (O_DIRECT)"))
+        (!self.place.direct)
+            .then(|| format!("{path}: the log is written through the page cache, not past it (O_DIRECT)"))
     }
 
     fn fd(&self, file: usize) -> RawFd {

@@ -186,7 +186,18 @@ impl<D: Disk> LogStore<D> {
         let mut bytes = [0; BLOCK_BYTES];
         self.region.get(offset, &mut bytes[..(limit - block) as usize]);
         self.writes.blocks.put(own, &bytes);
-        self.add(Write { start, file, at, staged: true, offset: own, len: BLOCK_BYTES, done: 0, to: limit, state, full: false });
+        self.add(Write {
+            start,
+            file,
+            at,
+            staged: true,
+            offset: own,
+            len: BLOCK_BYTES,
+            done: 0,
+            to: limit,
+            state,
+            full: false,
+        });
         true
     }
 
@@ -212,7 +223,18 @@ impl<D: Disk> LogStore<D> {
         self.writes.blocks.put(own, &bytes);
         let to = self.submitted;
         let state = State::Again;
-        self.add(Write { start, file, at: 0, staged: true, offset: own, len: BLOCK_BYTES, done: 0, to, state, full: false });
+        self.add(Write {
+            start,
+            file,
+            at: 0,
+            staged: true,
+            offset: own,
+            len: BLOCK_BYTES,
+            done: 0,
+            to,
+            state,
+            full: false,
+        });
         true
     }
 

@@ -11,6 +11,8 @@ struct Model {
     scribe: Scribe,
     /// What the log must still hold after a crash.
     durable: Mark,
+    /// End of the log when it was recovered last.
+    recovered: u64,
     /// The first entry that must still be there.
     first: Mark,
     generation: u64,
@@ -47,6 +49,7 @@ impl Model {
             disk,
             scribe: Scribe::new(),
             durable: Mark::default(),
+            recovered: 0,
             first: Mark::default(),
             generation: 0,
             now_ns: 0,
@@ -58,7 +61,7 @@ impl Model {
 
     fn history(&mut self) {
         for _ in 0..self.rng.range(1, 6) {
-            let Some(mut store) = self.recover() else { continue };
+            let Some(mut store) = self.recover(true) else { continue };
             self.plan_faults();
             for _ in 0..self.rng.range(1, 400) {
                 if self.step(&mut store).is_err() {
@@ -70,11 +73,12 @@ impl Model {
             self.crash(store);
         }
         self.disk.set_faults(Faults::default());
-        let store = self.recover().expect("nothing goes wrong any more");
+        let store = self.recover(false).expect("nothing goes wrong any more");
         let end = self.scribe.end;
         store.finish().unwrap();
-        let (store, found) = LogStore::open(self.disk.handle().unwrap(), &config(), self.scribe.region.clone()).unwrap();
-        assert!(found.clean && found.end == end && store.identity().clean == false);
+        let (store, found) =
+            LogStore::open(self.disk.handle().unwrap(), &config(), self.scribe.region.clone()).unwrap();
+        assert!(found.clean && found.end == end && !store.identity().clean);
     }
 
     fn plan_faults(&mut self) {
@@ -90,8 +94,8 @@ impl Model {
     }
 
     /// Opens the log; none if power was lost meanwhile.
-    fn recover(&mut self) -> Option<Store> {
-        if self.rng.percent(20) {
+    fn recover(&mut self, may_die: bool) -> Option<Store> {
+        if may_die && self.rng.percent(20) {
             let mut faults = self.disk.faults();
             faults.dies_after = Some(self.rng.scale(1, 40));
             self.disk.set_faults(faults);
@@ -129,6 +133,9 @@ impl Model {
         let most = (end.at - first.at).min(REGION_BYTES as u64 / 4);
         assert!(held >= most, "the region holds {held} bytes of {}", end.at - first.at);
         self.scribe.assert_region(&self.scribe.region, in_region.at, end.at);
+        // What was durable, down to the last byte. (What was recovered before may have been torn between entries.)
+        self.scribe.assert_bytes(&self.scribe.region, in_region.at.max(self.recovered), self.durable.at);
+        self.recovered = end.at;
         assert!(store.identity().generation > self.generation, "every start counts");
         self.generation = store.identity().generation;
         let note = u64::from_le_bytes(store.identity().note.clone().try_into().unwrap_or_default());
