@@ -14,6 +14,7 @@ mod jobs;
 mod mark;
 mod reader;
 mod recover;
+mod repair;
 mod retention;
 mod rewrite;
 mod sim_disk;

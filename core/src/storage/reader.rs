@@ -461,6 +461,22 @@ impl<D: Disk> Reader<D> {
         self.busy = Some(busy);
     }
 
+    /// Lets what is under way end, and begins the request anew that it was for.
+    pub(super) fn interrupt(&mut self) {
+        while self.busy.is_some() {
+            match self.disk.completion() {
+                Some(_) => self.busy = None,
+                None => self.disk.wait(),
+            }
+        }
+        // An opening may have succeeded.
+        self.disk.close(0);
+        self.open = None;
+        if let Some(work) = self.work.take() {
+            self.requests.push_front((work.token, work.request));
+        }
+    }
+
     pub(super) fn close(&mut self) {
         if self.open.take().is_some() {
             self.disk.close(0);

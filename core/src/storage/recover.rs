@@ -119,7 +119,8 @@ impl<D: Disk> LogStore<D> {
             return Err(StoreError::Damaged { place: self.disk.place(), why, good_to: end.at });
         }
         let segments = segments(&found, &firsts, end.at);
-        (self.requested, self.flushed, self.wanted) = (end, end, end);
+        (self.requested, self.flushed) = (end, end);
+        (self.wanted, self.later) = (end, end);
         (self.submitted, self.written, self.told) = (end.at, end.at, end.at);
         self.catalog.replace(segments, end.at);
         self.cut(&end, end.at, starts)?;
@@ -273,6 +274,8 @@ struct Walk<'a, D: Disk> {
     mark: Mark,
     /// Everything from the walk's beginning to here was read.
     loaded: u64,
+    /// The region may have been changed up to here: a read past a file's end may leave anything.
+    touched: u64,
     /// There is nothing from here on.
     limit: u64,
     /// Of segments that begin behind the walk's beginning.
@@ -301,6 +304,7 @@ impl<'a, D: Disk> Walk<'a, D> {
             chunk_bytes: (region_bytes / 4).min(CHUNK_BYTES_MAX),
             mark: begins,
             loaded: begins.at - begins.at % BLOCK,
+            touched: begins.at,
             limit: starts.last().map_or(0, |newest| newest + segment_bytes),
             firsts: Vec::new(),
             samples: VecDeque::from([begins]),
@@ -321,12 +325,12 @@ impl<'a, D: Disk> Walk<'a, D> {
         result?;
         // What was read behind the end is nothing.
         let (mut at, lap) = (self.mark.at, self.region.len() as u64);
-        while at < self.loaded {
-            let len = (BLOCK - at % BLOCK).min(self.loaded - at);
+        while at < self.touched {
+            let len = (BLOCK - at % BLOCK).min(self.touched - at);
             self.region.put((at % lap) as usize, &[0; BLOCK_BYTES][..len as usize]);
             at += len;
         }
-        let held_from = self.loaded.max(self.mark.at).saturating_sub(lap).max(begins);
+        let held_from = self.touched.max(self.mark.at).saturating_sub(lap).max(begins);
         self.in_region = self.samples.iter().find(|s| s.at >= held_from).copied().unwrap_or(self.mark);
         Ok(())
     }
@@ -390,6 +394,7 @@ impl<'a, D: Disk> Walk<'a, D> {
         let len = self.chunk_bytes.min(start + self.segment_bytes - self.loaded).min(lap - offset);
         let at = LogStore::<D>::file_at(start, self.loaded);
         let (offset, len) = (offset as usize, len as usize);
+        self.touched = self.loaded + len as u64;
         let read = run(self.disk, Op::Read { file, at, target: &self.region, offset, len }, name)?;
         self.loaded += read as u64;
         if read == 0 || !read.is_multiple_of(BLOCK_BYTES) {

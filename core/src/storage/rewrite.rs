@@ -33,7 +33,7 @@ impl<D: Disk> LogStore<D> {
         if self.flushed.at > end.at {
             self.flushed = end;
         }
-        self.wanted = self.flushed;
+        (self.wanted, self.later) = (self.flushed, self.flushed);
         let kept = |s: &Segment| s.start < end.at || s.start == starts[0];
         let segments: Vec<Segment> = self.catalog.segments().iter().copied().filter(kept).collect();
         self.catalog.replace(segments, at);
@@ -194,10 +194,12 @@ impl<D: Disk> LogStore<D> {
             return Ok(());
         }
         let (start, file, block) = (segment.start, segment.file, at - within as u64);
-        let offset = (block % self.layout.region_bytes) as usize;
-        let target = self.region.clone();
-        let read = Op::Read { file, at: Self::file_at(start, block), target: &target, offset, len: BLOCK_BYTES };
-        run(&mut self.disk, read, Name::Segment(start)).map(drop)
+        let target = self.scratch(BLOCK_BYTES)?;
+        let read = Op::Read { file, at: Self::file_at(start, block), target: &target, offset: 0, len: BLOCK_BYTES };
+        run(&mut self.disk, read, Name::Segment(start))?;
+        // What the region holds behind the end belongs to the lap before.
+        self.region.put_from((block % self.layout.region_bytes) as usize, &target, 0, within);
+        Ok(())
     }
 
     /// Begins a log at `mark`, removing the segments that are there.
@@ -220,7 +222,7 @@ impl<D: Disk> LogStore<D> {
         self.write_header_now(0)?;
         run(&mut self.disk, Op::SyncDirectory, name)?;
         self.firsts.clear();
-        (self.requested, self.wanted) = (mark, mark);
+        (self.requested, self.wanted, self.later) = (mark, mark, mark);
         (self.submitted, self.written, self.told) = (mark.at, mark.at, mark.at);
         self.catalog.replace(vec![Segment { start, first: mark, begun_ms }], mark.at);
         self.identity.begins = false;

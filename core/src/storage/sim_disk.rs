@@ -317,6 +317,63 @@ impl SimDisk {
         }
     }
 
+    /// Another disk with the same files, which nobody uses.
+    pub fn copy(&self) -> SimDisk {
+        let state = self.state();
+        let copy = SimDisk::new(state.operations);
+        let mut new = copy.state();
+        for (name, inode) in &state.names {
+            let File { blocks, length, reserved, .. } = &state.files[*inode];
+            let file = File {
+                blocks: blocks.clone(),
+                length: *length,
+                synced_length: *length,
+                reserved: *reserved,
+                ..File::default()
+            };
+            new.files.push(file);
+            let inode = new.files.len() - 1;
+            new.names.insert(*name, inode);
+        }
+        new.synced_names = new.names.clone();
+        drop(new);
+        copy
+    }
+
+    /// Makes bytes of a file zero, as if they had never been written.
+    pub fn erase(&self, name: Name, from: u64, len: u64) {
+        let mut state = self.state();
+        let Some(&inode) = state.names.get(&name) else { return };
+        let file = &mut state.files[inode];
+        for (at, block) in file.blocks.range_mut(from / BLOCK_BYTES as u64..) {
+            let start = at * BLOCK_BYTES as u64;
+            let kept = from.saturating_sub(start).min(BLOCK_BYTES as u64) as usize;
+            let end = (from + len).saturating_sub(start).min(BLOCK_BYTES as u64) as usize;
+            if kept < end {
+                block[kept..end].fill(0);
+            }
+        }
+    }
+
+    /// Takes a file of another disk in place of its own, as a careless operator might.
+    pub fn take_from(&self, other: &SimDisk, name: Name) {
+        let taken = other.copy();
+        let mut state = self.state();
+        let mut theirs = taken.state();
+        let Some(inode) = theirs.names.get(&name).copied() else { return };
+        state.files.push(std::mem::take(&mut theirs.files[inode]));
+        let inode = state.files.len() - 1;
+        state.names.insert(name, inode);
+        state.synced_names.insert(name, inode);
+    }
+
+    /// Loses a file.
+    pub fn remove(&self, name: Name) {
+        let mut state = self.state();
+        state.names.remove(&name);
+        state.synced_names.remove(&name);
+    }
+
     /// The files there are, and how long they are.
     pub fn files(&self) -> Vec<(Name, u64)> {
         let state = self.state();

@@ -129,7 +129,10 @@ pub struct LogStore<D: Disk> {
     pub(super) told: u64,
     pub(super) writes: Writes,
     syncing: Option<Syncing>,
+    /// What the next group is for; it stays until the group begins, or a busy log would never be synced.
     pub(super) wanted: Mark,
+    /// What was asked for since.
+    pub(super) later: Mark,
     pub(super) making: Making,
     pub(super) tidying: Tidying,
     pub(super) saving: Saving,
@@ -173,6 +176,7 @@ impl<D: Disk> LogStore<D> {
             writes,
             syncing: None,
             wanted: Mark::default(),
+            later: Mark::default(),
             making: Making::default(),
             tidying: Tidying::default(),
             saving,
@@ -214,7 +218,11 @@ impl<D: Disk> LogStore<D> {
     /// another group is under way goes with the next.
     #[inline]
     pub fn flush(&mut self) {
-        self.wanted = self.requested;
+        let begun = self.syncing.map_or(self.flushed.at, |syncing| syncing.target.at);
+        self.later = self.requested;
+        if self.wanted.at <= begun {
+            self.wanted = self.requested;
+        }
     }
 
     /// Does what can be done at `now_ns` and takes what is done; returns how much that was.
@@ -294,6 +302,9 @@ impl<D: Disk> LogStore<D> {
 
     /// Begins a group commit if one is wanted, nothing else is being synced, and all it needs is written.
     fn start_sync(&mut self) {
+        if self.wanted.at <= self.flushed.at {
+            self.wanted = self.later;
+        }
         if self.syncing.is_some() || self.wanted.at <= self.flushed.at || self.written < self.wanted.at {
             return;
         }
@@ -406,7 +417,7 @@ impl<D: Disk> LogStore<D> {
     pub fn is_idle(&self) -> bool {
         self.under_way == 0
             && self.written == self.requested.at
-            && self.wanted.at <= self.flushed.at
+            && self.later.at <= self.flushed.at
             && self.retry_at_ns.is_none()
             && self.tidying.is_idle()
             && self.saving.is_idle()

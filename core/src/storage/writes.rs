@@ -144,9 +144,9 @@ impl<D: Disk> LogStore<D> {
             }
         }
         while !self.writes.is_full() && self.write_next() {}
-        if self.segment_start(self.submitted) > self.segment_start(self.wanted.at) {
+        if self.segment_start(self.submitted) > self.segment_start(self.later.at) {
             // A finished segment is made durable without being asked, so that its file can be closed.
-            self.wanted = self.requested;
+            self.flush();
         }
     }
 

@@ -267,3 +267,12 @@ fn a_seed_repeats_a_history() {
     assert_eq!(end(3), end(3));
     assert_ne!(end(3), end(4));
 }
+
+/// One seed that failed, from the environment.
+#[test]
+fn one_seed() {
+    if let Some(seed) = std::env::var("STORAGE_SEED").ok().and_then(|seed| seed.parse().ok()) {
+        let mut model = Model::new(seed);
+        model.history();
+    }
+}

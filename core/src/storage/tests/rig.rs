@@ -121,6 +121,7 @@ impl Scribe {
     pub(super) fn assert_region(&self, region: &Region, from: u64, to: u64) {
         for pair in self.marks.windows(2).filter(|pair| pair[0].at >= from && pair[1].at <= to) {
             let mut found = Vec::new();
+
             region.append_to(
                 (pair[0].at % REGION_BYTES as u64) as usize,
                 (pair[1].at - pair[0].at) as usize,
@@ -145,6 +146,11 @@ impl Scribe {
             );
             at += len as u64;
         }
+    }
+
+    /// The last mark at or before an offset.
+    pub(super) fn before_at(&self, at: u64) -> Mark {
+        self.marks[self.marks.partition_point(|m| m.at <= at) - 1]
     }
 
     /// The mark before the entry that holds a slot.
