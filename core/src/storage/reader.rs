@@ -281,9 +281,8 @@ impl<D: Disk> Reader<D> {
             }
             _ if passing => {}
             Some(Busy::Opening(_)) if result == -libc::ENOENT => {
-                // Trimmed, or cut, since the catalog was looked at.
-                let first = self.catalog.first().unwrap_or_default();
-                return Err(ReadError::Trimmed { first });
+                // Trimmed since the catalog was looked at, if nobody else has removed it.
+                return Err(self.damage());
             }
             // A file that ends where the log does not.
             Some(Busy::Reading(_)) if result >= 0 => return Err(self.damage()),

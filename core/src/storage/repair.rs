@@ -10,8 +10,8 @@ use crate::mem::Region;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
 impl<D: Disk> Reader<D> {
-    /// Replaces whole entries from `before` on, as [`ReadError::Damaged`] named it, by `bytes`, which are verified first, and
-    /// makes that durable. Waits for the disk; requests that are under way are done again.
+    /// Replaces whole entries from `before` on, as [`ReadError::Damaged`] named it, by `bytes`, which are verified first,
+    /// and makes that durable. Waits for the disk; requests that are under way are done again.
     ///
     /// # Errors
     /// [`ReadError::Damaged`] when the bytes do not continue the chain; [`ReadError::Beyond`] when they reach into the last

@@ -1,4 +1,5 @@
-//! The writes under way: whole blocks straight from the log's region, and copies of the last, unfinished block and of headers.
+//! The writes under way: whole blocks straight from the log's region, and copies of the last, unfinished block and of
+//! headers.
 
 use std::io;
 use std::sync::Arc;
