@@ -122,8 +122,13 @@ impl<D: Disk> LogStore<D> {
         (self.requested, self.flushed) = (end, end);
         (self.wanted, self.later) = (end, end);
         (self.submitted, self.written, self.told) = (end.at, end.at, end.at);
+        let is_right = |s: &Segment| {
+            found.iter().any(|f| f.start == s.start && f.header.as_ref().is_some_and(|header| header.first == s.first))
+        };
+        let wrong: Vec<Segment> = segments.iter().filter(|s| !is_right(s)).copied().collect();
         self.catalog.replace(segments, end.at);
         self.cut(&end, end.at, starts)?;
+        self.restore_headers(&wrong)?;
         // A log that ended long before its newest segment was looked for too late.
         let is_short = end.at - in_region.at < self.layout.region_bytes / 2 && in_region.at > self.first().at;
         let in_region = if is_short { self.load()? } else { in_region };

@@ -158,8 +158,8 @@ impl<D: Disk> LogStore<D> {
             let known = self.catalog.segments().iter().find(|s| s.start == start).copied();
             let (first, begun_ms) = (known.map(|s| s.first), known.map_or(0, |s| s.begun_ms));
             self.active.push_back(Active { start, file, header_due: first.is_none(), first, begun_ms, dirty: false });
-            if first.is_some() {
-                self.write_header_now(file)?;
+            if let Some(segment) = known {
+                self.write_header_now(file, &segment)?;
             }
         }
         for which in (0..self.active.len()).rev() {
@@ -219,7 +219,7 @@ impl<D: Disk> LogStore<D> {
         run(&mut self.disk, Op::Allocate { file, bytes: HEADER_BYTES + self.layout.segment_bytes }, name)?;
         let begun_ms = self.wall_ms();
         self.active.push_back(Active { start, file, header_due: false, first: Some(mark), begun_ms, dirty: false });
-        self.write_header_now(0)?;
+        self.write_header_now(file, &Segment { start, first: mark, begun_ms })?;
         run(&mut self.disk, Op::SyncDirectory, name)?;
         self.firsts.clear();
         (self.requested, self.wanted, self.later) = (mark, mark, mark);
@@ -229,12 +229,23 @@ impl<D: Disk> LogStore<D> {
         self.write_identity()
     }
 
-    /// Writes the header of an active segment, durably.
-    fn write_header_now(&mut self, which: usize) -> Result<(), StoreError> {
-        let Active { start, file, .. } = self.active[which];
-        let name = Name::Segment(start);
+    /// Writes the headers again that recovery has found to be wrong, durably.
+    pub(super) fn restore_headers(&mut self, segments: &[Segment]) -> Result<(), StoreError> {
+        for segment in segments {
+            let (file, name) = (COMMAND_FILE, Name::Segment(segment.start));
+            run(&mut self.disk, Op::Open { file, name, create: false }, name)?;
+            let written = self.write_header_now(file, segment);
+            self.disk.close(file);
+            written?;
+        }
+        Ok(())
+    }
+
+    /// Writes a segment's header to its file, durably.
+    fn write_header_now(&mut self, file: usize, segment: &Segment) -> Result<(), StoreError> {
+        let name = Name::Segment(segment.start);
         let block = self.scratch(BLOCK_BYTES)?;
-        block.put(0, &self.header(which).encode());
+        block.put(0, &self.header(segment).encode());
         write_all(&mut self.disk, file, &block, name)?;
         run(&mut self.disk, Op::Sync { file }, name).map(drop)
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::catalog::Segment;
 use super::disk::{BLOCK_BYTES, Disk, Name, Op};
 use super::format::SegmentHeader;
-use super::store::{LogStore, Passing, WRITE};
+use super::store::{Active, LogStore, Passing, WRITE};
 use crate::mem::Region;
 
 /// Writes under way at a time.
@@ -203,21 +203,23 @@ impl<D: Disk> LogStore<D> {
     }
 
     fn write_header(&mut self, which: usize) -> bool {
-        let start = self.active[which].start;
-        if self.active[which].first.is_none() {
-            let known = self.firsts.front().filter(|(of, _)| *of == start).map(|(_, first)| *first);
-            let Some(first) = known else { return false };
-            self.firsts.pop_front();
-            let begun_ms = self.wall_ms();
-            self.active[which].first = Some(first);
-            self.active[which].begun_ms = begun_ms;
-            self.catalog.segments().push(Segment { start, first, begun_ms });
-            self.told = self.flushed.at;
-        }
-        let segment = &mut self.active[which];
-        segment.header_due = false;
-        let file = segment.file;
-        let header = self.header(which).encode();
+        let Active { start, file, first, begun_ms, .. } = self.active[which];
+        let segment = match first {
+            Some(first) => Segment { start, first, begun_ms },
+            None => {
+                let known = self.firsts.front().filter(|(of, _)| *of == start).map(|(_, first)| *first);
+                let Some(first) = known else { return false };
+                self.firsts.pop_front();
+                let segment = Segment { start, first, begun_ms: self.wall_ms() };
+                self.active[which].first = Some(first);
+                self.active[which].begun_ms = segment.begun_ms;
+                self.catalog.segments().push(segment);
+                self.told = self.flushed.at;
+                segment
+            }
+        };
+        self.active[which].header_due = false;
+        let header = self.header(&segment).encode();
         let own = self.own_block();
         let mut bytes = [0; BLOCK_BYTES];
         bytes[..header.len()].copy_from_slice(&header);
@@ -239,18 +241,12 @@ impl<D: Disk> LogStore<D> {
         true
     }
 
-    /// What the header of an active segment says now.
-    pub(super) fn header(&self, which: usize) -> SegmentHeader {
-        let segment = &self.active[which];
-        SegmentHeader {
-            cluster: self.cluster.clone(),
-            shard: self.chain.shard,
-            layout: self.layout,
-            start: segment.start,
-            first: segment.first.expect("the first entry of a segment is known before its header is written"),
-            flushed: self.flushed.at,
-            begun_ms: segment.begun_ms,
-        }
+    /// What the header of a segment says now.
+    pub(super) fn header(&self, segment: &Segment) -> SegmentHeader {
+        let Segment { start, first, begun_ms } = *segment;
+        let cluster = self.cluster.clone();
+        let (shard, layout, flushed) = (self.chain.shard, self.layout, self.flushed.at);
+        SegmentHeader { cluster, shard, layout, start, first, flushed, begun_ms }
     }
 
     /// Offset of the next write's own block.

@@ -268,11 +268,13 @@ fn a_seed_repeats_a_history() {
     assert_ne!(end(3), end(4));
 }
 
-/// One seed that failed, from the environment.
+/// More seeds, or one that failed: `STORAGE_SEEDS=from..to`.
 #[test]
-fn one_seed() {
-    if let Some(seed) = std::env::var("STORAGE_SEED").ok().and_then(|seed| seed.parse().ok()) {
-        let mut model = Model::new(seed);
-        model.history();
+fn seeds_from_the_environment() {
+    let Ok(seeds) = std::env::var("STORAGE_SEEDS") else { return };
+    let (from, to) = seeds.split_once("..").expect("STORAGE_SEEDS is from..to");
+    for seed in from.parse().unwrap()..to.parse().unwrap() {
+        eprintln!("seed {seed}");
+        Model::new(seed).history();
     }
 }

@@ -112,6 +112,12 @@ fn a_missing_segment_is_a_gap_and_a_lost_header_is_found_again() {
     lost.erase(Name::Segment(middle), 0, 512);
     let found = reopen(&lost, &scribe, &config()).unwrap();
     assert_eq!((found.end, found.first), (scribe.end, Mark::default()));
+    // It was written again: what lies before it may go.
+    for start in [0, SEGMENT_BYTES] {
+        lost.remove(Name::Segment(start));
+    }
+    let found = reopen(&lost, &scribe, &config()).unwrap();
+    assert_eq!(found.first, scribe.marks[scribe.marks.partition_point(|m| m.at < middle)]);
     disk.remove(Name::Segment(middle));
     let error = reopen(&disk, &scribe, &config()).unwrap_err().to_string();
     assert!(error.contains("no segment follows"), "{error}");
