@@ -14,5 +14,6 @@ pub mod mem;
 pub mod node;
 pub mod path;
 pub mod sim;
+pub mod storage;
 mod sync;
 pub mod transport;
