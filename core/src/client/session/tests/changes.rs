@@ -88,7 +88,7 @@ fn a_refusal_for_want_of_a_right_is_told_for_each_and_the_session_goes_on() {
     }
     rig.session.change(4, Change::Join(ShardId(1)));
     rig.run();
-    let refused = |seq| Reply::Refused { shard: ShardId(0), seq, refusal: Refusal::Forbidden };
+    let refused = |seq| Reply::Refused { shard: ShardId(0), attempt: 1, seq, refusal: Refusal::Forbidden };
     rig.net.world().reply(0, refused(0));
     rig.net.world().reply(0, refused(1));
     rig.net.world().reply(0, Reply::ChangeIs { token: 0, outcome: Err(ChangeError::Forbidden) });
