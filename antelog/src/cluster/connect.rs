@@ -197,14 +197,7 @@ impl NodeAccept {
                 callers.insert(from.id, call.from_peer);
             }
         }
-        NodeAccept {
-            config: config.clone(),
-            id: node.id,
-            callers,
-            mail: door.mail.clone(),
-            network,
-            log,
-        }
+        NodeAccept { config: config.clone(), id: node.id, callers, mail: door.mail.clone(), network, log }
     }
 }
 

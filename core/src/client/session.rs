@@ -186,6 +186,17 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
         self.streams.subscribe(scope, from)
     }
 
+    /// A shard that an owner may append to instead of one that is lost: one that is not lost and takes appends, as far as
+    /// the session knows; different sessions are told different ones.
+    pub fn another_shard(&self, than: ShardId) -> Option<ShardId> {
+        let ledger = self.order.ledger();
+        let is_open = |shard: &ShardId| ledger.open(*shard).unwrap_or(ledger.members().is_empty());
+        let mut others = self.routes.shards();
+        others.retain(|shard| *shard != than && !self.routes.is_lost(*shard) && is_open(shard));
+        let nth = (self.options.client.0 % others.len().max(1) as u128) as usize;
+        others.get(nth).copied()
+    }
+
     /// Ends a subscription; nothing is reported for it any more. An ended one is ignored.
     pub fn unsubscribe(&mut self, id: SubscriptionId) {
         self.streams.unsubscribe(id);

@@ -356,9 +356,8 @@ impl<O: Overlay> Builder<'_, O> {
             replicas: replicas.len(),
             journal: None,
         });
-        let transport = self.transport(agent, replicas.len() + usize::from(knobs.sequencers), Role::Leader {
-            replicas: first,
-        });
+        let transport =
+            self.transport(agent, replicas.len() + usize::from(knobs.sequencers), Role::Leader { replicas: first });
         let (mailbox, counters) = (self.mailbox(agent), self.counters(&name));
         let parts = SequencerParts { name, config, replicas, group, mailbox, notices: self.notices.clone(), counters };
         Runner::Sequencer(Box::new(SequencerAgent::new(parts, transport)))

@@ -176,7 +176,8 @@ impl Sequencer {
         }
         let joiner = primary.joiner.filter(|_| primary.epoch == m.epoch && primary.change == m.change)?;
         let known = replicas.get(usize::from(joiner.number))?;
-        let is_there = known.connected && known.incarnation == joiner.incarnation && primary.lost & 1 << joiner.number == 0;
+        let is_there =
+            known.connected && known.incarnation == joiner.incarnation && primary.lost & 1 << joiner.number == 0;
         let mut members = alive;
         // A joiner that is gone again counts until a change says that it does not.
         if is_there && m.member(joiner.number).is_none() {
