@@ -144,7 +144,7 @@ impl Sequencer {
     fn returning(&self, now_ns: u64, replicas: &[ReplicaState], m: &Membership) -> Option<Decision> {
         let there = |r: &&ReplicaState| r.connected && r.incarnation != 0;
         // All have the time to come that would have made them suspected.
-        let waited = replicas.iter().all(|r| r.connected || r.heard_ns + self.config.suspect_ns <= now_ns);
+        let waited = replicas.iter().all(|r| there(&r) || r.heard_ns + self.config.suspect_ns <= now_ns);
         let told = replicas.iter().filter(there).all(|r| r.change >= m.change);
         if !waited || !told {
             return None;
@@ -261,3 +261,6 @@ fn first_members(replicas: &[ReplicaState], members: u16) -> Option<Decision> {
     let members = (0..).zip(all).map(|(number, r)| ReplicaId { number, incarnation: r.incarnation });
     Some(Decision::Members { epoch: 1, primary: 0, members: members.collect() })
 }
+
+#[cfg(test)]
+mod tests;
