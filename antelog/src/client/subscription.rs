@@ -119,8 +119,8 @@ impl Subscription {
     /// The next event; waits for it.
     ///
     /// # Errors
-    /// [`Error::Trimmed`] when the log no longer has the next record, [`Error::Unavailable`] when nobody has it at present and
-    /// the subscription is to stop there; either stays the answer then. [`Error::Closed`].
+    /// [`Error::Trimmed`] when the log no longer has the next record, [`Error::Unavailable`] when nobody has it at present
+    /// and the subscription is to stop there; either stays the answer then. [`Error::Closed`].
     #[allow(clippy::should_implement_trait)] // an iterator cannot say how it ended; see `Subscription::events`
     pub fn next(&mut self) -> Result<Event<Record>, Error> {
         loop {

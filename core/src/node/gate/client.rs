@@ -11,7 +11,7 @@ use antelog_protocol::wire::session::{ReadResult, Reply, Request, SESSION_HEAD_B
 use antelog_protocol::{ClientId, Outcome as AppendOutcome, Position, Refusal, ShardId};
 
 use super::stream::{self, Delivery, Source, Stream};
-use super::{Common, GateConfig, Served, TAILS_MAX, TailQuestion};
+use super::{Common, GateConfig, Served};
 use crate::channel::Ring;
 use crate::log::Item;
 use crate::node::bus;
@@ -24,6 +24,8 @@ const REQUESTS_PER_CYCLE: usize = 128;
 const READS_MAX: usize = 1024;
 /// Streams of one client.
 const STREAMS_MAX: usize = 1024;
+/// Questions for the tail of one client that wait at a time.
+const TAILS_MAX: usize = 64;
 /// Questions of one client what became of an append that wait at a time.
 const OUTCOMES_MAX: usize = 64;
 
@@ -227,45 +229,27 @@ impl Client {
             Request::Cancel { token } => self.reads.retain(|(waiting, _)| *waiting != token),
             Request::Unfollow => self.following = None,
             Request::Outcome { token, shard, client, seq } => {
-                let Served::Here(port) = common.served(shard) else {
-                    let (outcome, next_seq) = (AppendOutcome::NotHere, 0);
-                    self.reply(Answer::Outcome { token, outcome, next_seq });
-                    self.ring.consume();
-                    return Ok(Taken::Request);
-                };
-                let ask = bus::outcome(self.session, token, client, seq);
                 if self.outcomes == OUTCOMES_MAX {
                     return Ok(Taken::Stalled);
                 }
-                if common.ports[port].requests.push(&[&ask]).is_err() {
-                    common.queue_full = Some((port, ask.len()));
-                    return Ok(Taken::Stalled);
+                if let Served::Here(port) = common.served(shard) {
+                    if !common.ask(port, &bus::outcome(self.session, token, client, seq)) {
+                        return Ok(Taken::Stalled);
+                    }
+                    self.outcomes += 1;
+                } else {
+                    self.reply(Answer::Outcome { token, outcome: AppendOutcome::NotHere, next_seq: 0 });
                 }
-                self.outcomes += 1;
             }
             Request::Tail { token } => {
-                if self.tails == TAILS_MAX {
+                if self.tails == TAILS_MAX || !common.ask_tail(self.session, token) {
                     return Ok(Taken::Stalled);
                 }
-                let ask = bus::read_index(common.next_tail_token);
-                if common.ports[0].requests.push(&[&ask]).is_err() {
-                    common.queue_full = Some((0, ask.len()));
-                    return Ok(Taken::Stalled);
-                }
-                common.tails.push_back(TailQuestion {
-                    token: common.next_tail_token,
-                    client: self.session,
-                    client_token: token,
-                    index: None,
-                });
-                common.next_tail_token += 1;
                 self.tails += 1;
             }
             Request::Change { token, change } => {
                 // Any shard has a line to the sequencer.
-                let ask = bus::change(self.session, token, change);
-                if common.ports[0].requests.push(&[&ask]).is_err() {
-                    common.queue_full = Some((0, ask.len()));
+                if !common.ask(0, &bus::change(self.session, token, change)) {
                     return Ok(Taken::Stalled);
                 }
             }
