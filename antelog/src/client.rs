@@ -24,14 +24,14 @@ use antelog_core::node::Parker;
 use antelog_net_rdma::health::Health;
 use antelog_protocol::client::Scope;
 use antelog_protocol::wire::session::ClusterMap;
-use antelog_protocol::{Change, ClientId, Position, ShardId};
+use antelog_protocol::{Change, ClientId, Outcome, Position, ShardId};
 
 pub use driven::{DrivenSession, driven_session};
 pub use error::Error;
-pub use subscription::Subscription;
+pub use subscription::{OnUnavailable, SubscribeOptions, Subscription};
 
 use appends::Append;
-use completion::{Outcome, Permits, deadline, promise};
+use completion::{Permits, deadline, promise};
 use connect::{Caller, ClientDialer, First, first_contact};
 use worker::{Command, Handle};
 
@@ -104,6 +104,8 @@ impl ClientOptions {
 ///         }
 ///         Event::Confirm { upto } => println!("everything below {upto} is bound as delivered"),
 ///         Event::Fail { from } => println!("forget what was delivered from {from} on"),
+///         // Only when it is to go on there: see `SubscribeOptions`.
+///         Event::Unavailable { from, to } => println!("nobody has positions {from} to {to} at present"),
 ///     }
 /// }
 /// # Ok::<(), antelog::Error>(())
@@ -191,10 +193,12 @@ impl Client {
     /// move to one that does and keep their order all the same. An append that names its shard is refused then.
     ///
     /// Waits however long the cluster is away: the record is sent again after every lost connection and never appended
-    /// twice.
+    /// twice. When the shard is lost as a whole meanwhile, the call fails with [`Error::Unknown`]; later ones that name no
+    /// shard go to another.
     ///
     /// # Errors
-    /// [`Error::TooLarge`], [`Error::UnknownShard`], [`Error::Refused`], [`Error::Closed`].
+    /// [`Error::TooLarge`], [`Error::UnknownShard`], [`Error::Refused`], [`Error::ShardLost`], [`Error::Unknown`],
+    /// [`Error::Closed`].
     pub fn append(&self, shard: impl Into<Option<ShardId>>, record: impl AsRef<[u8]>) -> Result<Position, Error> {
         self.append_async(shard, record)?.wait()
     }
@@ -224,18 +228,33 @@ impl Client {
         Ok(Pending { outcome, shard, _client: self.clone() })
     }
 
-    /// Follows the log, or one shard of it, from a position on.
+    /// Follows the log, or one shard of it, from a position on. It stops with [`Error::Unavailable`] where nobody has what
+    /// comes next.
     ///
     /// # Errors
     /// [`Error::UnknownShard`], [`Error::Closed`].
     pub fn subscribe(&self, scope: Scope, from: Position) -> Result<Subscription, Error> {
+        self.subscribe_with(scope, from, SubscribeOptions::default())
+    }
+
+    /// As [`subscribe`](Self::subscribe), with options.
+    ///
+    /// # Errors
+    /// [`Error::UnknownShard`], [`Error::Closed`].
+    pub fn subscribe_with(
+        &self,
+        scope: Scope,
+        from: Position,
+        options: SubscribeOptions,
+    ) -> Result<Subscription, Error> {
         if let Scope::Shard(shard) = scope {
             self.shard_index(shard)?;
         }
         let token = self.token();
         let (feed, subscription) =
             subscription::subscription(Some(self.clone()), token, self.0.options.subscription_bytes);
-        self.0.handle.send(Command::Subscribe { token, scope, from, feed })?;
+        let on_unavailable = options.on_unavailable;
+        self.0.handle.send(Command::Subscribe { token, scope, from, on_unavailable, feed })?;
         Ok(subscription)
     }
 
@@ -259,6 +278,21 @@ impl Client {
         let (promise, outcome) = promise();
         self.0.handle.send(Command::Tail { token, promise })?;
         self.answer(&outcome, token, self.0.options.connect_timeout, || "the question for the tail".into())
+    }
+
+    /// What became of an append that failed with [`Error::Unknown`], this client's or that of another which appends no more.
+    /// Waits for the return of its shard, at most `timeout`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownShard`], [`Error::Timeout`], [`Error::Closed`].
+    pub fn outcome(&self, shard: ShardId, client: ClientId, seq: u64, timeout: Duration) -> Result<Outcome, Error> {
+        self.shard_index(shard)?;
+        let token = self.token();
+        let (promise, outcome) = promise();
+        self.0.handle.send(Command::Outcome { token, shard, client, seq, promise })?;
+        self.answer(&outcome, token, timeout, || {
+            format!("the question for the outcome of append {seq} of session {client} to shard {shard}")
+        })
     }
 
     /// Changes who takes part in the log or how it is ordered, and waits until the order stream shows it done: a shard
@@ -294,7 +328,7 @@ impl Client {
 
     fn answer<R>(
         &self,
-        outcome: &Outcome<R>,
+        outcome: &completion::Outcome<R>,
         token: u64,
         timeout: Duration,
         what: impl FnOnce() -> String,
@@ -330,7 +364,7 @@ impl Drop for Inner {
 /// An append whose position is not known yet. Dropping it does not take the append back.
 #[must_use = "the append may fail; wait for it"]
 pub struct Pending {
-    outcome: Outcome<Position>,
+    outcome: completion::Outcome<Position>,
     shard: Option<ShardId>,
     /// The client's thread runs as long as somebody may wait for it.
     _client: Client,
@@ -351,7 +385,7 @@ impl Pending {
     /// Waits until the record is bound.
     ///
     /// # Errors
-    /// [`Error::Refused`], [`Error::Closed`].
+    /// [`Error::Refused`], [`Error::ShardLost`], [`Error::Unknown`], [`Error::Closed`].
     pub fn wait(self) -> Result<Position, Error> {
         self.outcome.wait(None).unwrap_or(Err(Error::Closed))
     }

@@ -16,4 +16,6 @@ pub use antelog_protocol::wire::session::{ClusterMap, ShardGates};
 pub use antelog_protocol::{
     Change, ChangeError, ClientId, Member, Ordering, Outcome, Position, Refusal, ShardId, WindowMode,
 };
-pub use client::{Client, ClientOptions, DrivenSession, Error, Pending, Subscription, driven_session};
+pub use client::{
+    Client, ClientOptions, DrivenSession, Error, OnUnavailable, Pending, SubscribeOptions, Subscription, driven_session,
+};

@@ -41,7 +41,7 @@ fn threads_share_a_client_and_every_record_comes_once_in_their_orders() {
             Event::Confirm { upto } if upto >= tail => break,
             Event::Confirm { .. } => {}
             Event::Fail { from } => panic!("speculation from {from} failed"),
-            Event::Unavailable { .. } => panic!("no shard was lost"),
+            Event::Unavailable { from, .. } => panic!("{from} is unavailable"),
         }
     }
     let expected: usize = 4 * 500;

@@ -77,6 +77,8 @@ enum Command {
     Read(query::ReadArgs),
     /// Print the first position that is not bound
     Tail(query::TailArgs),
+    /// Print what became of an append whose shard was lost while it was under way
+    Outcome(query::OutcomeArgs),
     /// Let shards join and leave the running log
     Shard {
         #[command(subcommand)]
@@ -144,6 +146,7 @@ pub fn main() -> ExitCode {
         Command::Subscribe(args) => subscribe::run(&args),
         Command::Read(args) => query::read(&args),
         Command::Tail(args) => query::tail(&args),
+        Command::Outcome(args) => query::outcome(&args),
         Command::Shard { command } => members::shard(&command),
         Command::Ordering(args) => members::ordering(&args),
         Command::Profile { command } => profile::run(&command),

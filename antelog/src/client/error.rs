@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use antelog_protocol::{ChangeError, Position, Refusal, ShardId};
+use antelog_protocol::{ChangeError, ClientId, Position, Refusal, ShardId};
 
 /// Why an operation of a [`Client`](crate::Client) failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +43,28 @@ pub enum Error {
     Crowded {
         /// How many those are.
         subscriptions_max: u32,
+    },
+    /// The shard was lost as a whole while the append was under way: whether the record is in the log is not known. It is
+    /// not appended again, nor to another shard: [`Client::outcome`](crate::Client::outcome) tells what became of it.
+    Unknown {
+        /// The shard.
+        shard: ShardId,
+        /// The client's session.
+        client: ClientId,
+        /// Its number for the append.
+        seq: u64,
+    },
+    /// The shard named is lost as a whole at present. Nothing was appended.
+    ShardLost {
+        /// The shard.
+        shard: ShardId,
+    },
+    /// The subscription came to bound records that nobody has at present: their shard is lost, or has returned without them.
+    Unavailable {
+        /// The first position that is unavailable.
+        from: Position,
+        /// The first behind it.
+        to: Position,
     },
     /// The change of membership was not made.
     NotChanged(ChangeError),
@@ -85,6 +107,19 @@ impl fmt::Display for Error {
                 f,
                 "this client may have {subscriptions_max} subscriptions at a time and has them; end one, or raise \
                  subscriptions_max"
+            ),
+            Error::Unknown { shard, client, seq } => write!(
+                f,
+                "shard {shard} was lost while the append was under way: whether the record is in the log is known when the \
+                 shard has returned; ask for the outcome of append {seq} of session {client}"
+            ),
+            Error::ShardLost { shard } => {
+                write!(f, "shard {shard} is lost at present; wait for its return, or append to another")
+            }
+            Error::Unavailable { from, to } => write!(
+                f,
+                "positions {from} to {to} (exclusive) are unavailable: their shard is lost, or has returned without them; \
+                 wait for its return, or skip them"
             ),
             Error::NotChanged(why) => why.fmt(f),
             Error::Trimmed { head } => {

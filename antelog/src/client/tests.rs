@@ -117,7 +117,7 @@ impl Due {
 
     fn act(&mut self, log: &mut Vec<Vec<u8>>, request: &Request<'_>) {
         match *request {
-            Request::Append { shard, seq, record } => {
+            Request::Append { shard, seq, record, .. } => {
                 if seq as usize == log.len() {
                     log.push(record.to_vec());
                 }
@@ -147,7 +147,8 @@ impl Due {
             Request::Tail { token } => {
                 self.say(&Reply::TailIs { token, position: Position(log.len() as u64), index: 0 });
             }
-            Request::Change { .. } => panic!("nobody asks for a change here"),
+            Request::Unfollow => self.follows = false,
+            Request::Outcome { .. } | Request::Change { .. } => panic!("nobody asks for that here"),
         }
     }
 
@@ -236,7 +237,7 @@ fn records_are_appended_delivered_confirmed_and_read() {
         match subscription.next_timeout(Duration::from_secs(5)).unwrap().expect("an event in time") {
             Event::Deliver { position, record, .. } => delivered.push((position, record)),
             Event::Confirm { upto } => confirmed = upto,
-            Event::Fail { .. } => panic!("nothing fails here"),
+            Event::Fail { .. } | Event::Unavailable { .. } => panic!("nothing fails here"),
         }
     }
     assert_eq!(delivered.len(), 11);

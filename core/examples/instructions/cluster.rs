@@ -95,6 +95,10 @@ impl SessionHandler for Counts {
     fn on_refused(&mut self, shard: ShardId, seq: u64, refusal: Refusal) {
         panic!("shard {shard} refused {seq}: {refusal}");
     }
+    fn on_unknown(&mut self, shard: ShardId, seq: u64) {
+        panic!("append {seq} to shard {shard} is unknown");
+    }
+
     fn on_event(&mut self, _: SubscriptionId, event: Event<Record>) {
         match event {
             Event::Deliver { record, .. } => {
@@ -103,6 +107,7 @@ impl SessionHandler for Counts {
             }
             Event::Confirm { upto } => self.confirmed = upto,
             Event::Fail { from } => panic!("failed from {from} on"),
+            Event::Unavailable { from, .. } => panic!("{from} is unavailable"),
         }
     }
     fn on_trimmed(&mut self, _: SubscriptionId, head: Position) {

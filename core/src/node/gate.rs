@@ -32,8 +32,6 @@ use crate::transport::{Event, PeerId, RegionKey, Transport};
 const RELAY_ENTRIES_MAX: usize = 4096;
 /// Bytes of order entries kept to relay.
 const RELAY_BYTES_MAX: usize = 1 << 20;
-/// Questions for the tail of one client that wait at a time.
-const TAILS_MAX: usize = 64;
 
 /// Run-time options of a gate.
 #[derive(Clone, Debug)]
@@ -150,6 +148,26 @@ impl Common {
             Some(_) => Served::Soon,
             None => Served::Elsewhere,
         }
+    }
+
+    /// Puts a question to a port's replica; false when its queue has no room now.
+    fn ask(&mut self, port: usize, question: &[u8]) -> bool {
+        let asked = self.ports[port].requests.push(&[question]).is_ok();
+        if !asked {
+            self.queue_full = Some((port, question.len()));
+        }
+        asked
+    }
+
+    /// Asks for the tail on behalf of a client; false when there is no room now.
+    fn ask_tail(&mut self, client: ClientId, client_token: u64) -> bool {
+        let token = self.next_tail_token;
+        if !self.ask(0, &bus::read_index(token)) {
+            return false;
+        }
+        self.tails.push_back(TailQuestion { token, client, client_token, index: None });
+        self.next_tail_token += 1;
+        true
     }
 
     /// A number that no connection and no attempt has had.

@@ -4,8 +4,8 @@
 //! that covers less is read over, and of the entries behind it only those count that are new. A ledger therefore never
 //! goes back, whatever relay it comes from.
 //!
-//! A relay says something at least every `suspect_ns`: an idle log writes nothing, so one that is silent for so long is asked
-//! for the tail, which it can answer only with the sequencers' help. One that does not answer that is left for another.
+//! A relay says something at least every `suspect_ns`: an idle log writes nothing, so one that is silent for so long is
+//! asked for the tail, which it can answer only with the sequencers' help. One that does not is left for another.
 //!
 //! Entries come from a peer: numbers that would overflow the arithmetic of positions are refused before they are applied.
 

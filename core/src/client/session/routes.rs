@@ -1,8 +1,8 @@
 //! Where shards are served: beside each one's primary, by the session's own ledger.
 //!
 //! Before any membership is known a shard's gate is that of replica 0. A gate may know more than the session or less: what
-//! it says of itself ("not here") only makes the session wait for the order stream and ask again. The slots of a shard that is
-//! lost are told by any gate, from the order log alone: the session asks its relay.
+//! it says of itself ("not here") only makes the session wait for the order stream and ask again. The slots of a shard that
+//! is lost are told by any gate, from the order log alone: the session asks its relay.
 
 use antelog_protocol::ShardId;
 use antelog_protocol::ledger::Ledger;

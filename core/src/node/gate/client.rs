@@ -12,7 +12,7 @@ use antelog_protocol::{ChangeError, ClientId, Outcome as AppendOutcome, Position
 
 use super::pace::Pace;
 use super::stream::{self, Delivery, Source, Stream};
-use super::{Common, GateConfig, Served, TAILS_MAX, TailQuestion};
+use super::{Common, GateConfig, Served};
 use crate::access::{Access, Grant};
 use crate::channel::Ring;
 use crate::log::Item;
@@ -26,6 +26,8 @@ const REQUESTS_PER_CYCLE: usize = 128;
 const READS_MAX: usize = 1024;
 /// Streams of one client.
 const STREAMS_MAX: usize = 1024;
+/// Questions for the tail of one client that wait at a time.
+const TAILS_MAX: usize = 64;
 /// Questions of one client what became of an append that wait at a time.
 const OUTCOMES_MAX: usize = 64;
 
@@ -254,14 +256,23 @@ impl Client {
             Request::Cancel { token } => self.reads.retain(|(waiting, _)| *waiting != token),
             Request::Unfollow => self.following = None,
             Request::Outcome { token, shard, client, seq } => {
-                if !self.ask_outcome(common, shard, token, (client, seq)) {
+                if self.outcomes == OUTCOMES_MAX {
                     return Ok(Taken::Stalled);
+                }
+                if let Served::Here(port) = common.served(shard) {
+                    if !common.ask(port, &bus::outcome(self.session, token, client, seq)) {
+                        return Ok(Taken::Stalled);
+                    }
+                    self.outcomes += 1;
+                } else {
+                    self.reply(Answer::Outcome { token, outcome: AppendOutcome::NotHere, next_seq: 0 });
                 }
             }
             Request::Tail { token } => {
-                if !self.ask_tail(common, token) {
+                if self.tails == TAILS_MAX || !common.ask_tail(self.session, token) {
                     return Ok(Taken::Stalled);
                 }
+                self.tails += 1;
             }
             Request::Change { token, .. } if self.access < Access::Admin => {
                 common.counters.forbidden.add(1);
@@ -269,9 +280,7 @@ impl Client {
             }
             Request::Change { token, change } => {
                 // Any shard has a line to the sequencer.
-                let ask = bus::change(self.session, token, change);
-                if common.ports[0].requests.push(&[&ask]).is_err() {
-                    common.queue_full = Some((0, ask.len()));
+                if !common.ask(0, &bus::change(self.session, token, change)) {
                     return Ok(Taken::Stalled);
                 }
             }
@@ -298,45 +307,6 @@ impl Client {
             self.streams.push(Stream::new((stream, shard), from, credit_bytes, &common.ledger));
         }
         Ok(())
-    }
-
-    /// Asks the shard what became of an append. False: not now.
-    fn ask_outcome(&mut self, common: &mut Common, shard: ShardId, token: u64, of: (ClientId, u64)) -> bool {
-        let Served::Here(port) = common.served(shard) else {
-            self.reply(Answer::Outcome { token, outcome: AppendOutcome::NotHere, next_seq: 0 });
-            return true;
-        };
-        if self.outcomes == OUTCOMES_MAX {
-            return false;
-        }
-        let ask = bus::outcome(self.session, token, of.0, of.1);
-        if common.ports[port].requests.push(&[&ask]).is_err() {
-            common.queue_full = Some((port, ask.len()));
-            return false;
-        }
-        self.outcomes += 1;
-        true
-    }
-
-    /// Asks the sequencer for the tail. False: not now.
-    fn ask_tail(&mut self, common: &mut Common, token: u64) -> bool {
-        if self.tails == TAILS_MAX {
-            return false;
-        }
-        let ask = bus::read_index(common.next_tail_token);
-        if common.ports[0].requests.push(&[&ask]).is_err() {
-            common.queue_full = Some((0, ask.len()));
-            return false;
-        }
-        common.tails.push_back(TailQuestion {
-            token: common.next_tail_token,
-            client: self.session,
-            client_token: token,
-            index: None,
-        });
-        common.next_tail_token += 1;
-        self.tails += 1;
-        true
     }
 
     /// Whether every append that was handed over is answered, and the client has read all that it was told.
