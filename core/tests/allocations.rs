@@ -84,25 +84,22 @@ fn the_steady_state_allocates_nothing() {
     store.settle().unwrap();
     let mut end = found.end;
     let mut run = |store: &mut LogStore<UringDisk>, commits: usize| {
-        let mut syncs = 0;
-        for _ in 0..commits {
+        for commit in 0..commits {
             for _ in 0..100 {
                 append(&region, &mut end);
             }
             store.write_up_to(end);
             store.flush();
-            while store.flushed().at + (REGION_BYTES as u64) / 2 < end.at {
+            store.poll(0).unwrap();
+            // One after the other in each tenth; groups of what comes meanwhile otherwise.
+            let behind = if commit % 10 == 0 { 0 } else { REGION_BYTES as u64 / 2 };
+            while store.flushed().at + behind < end.at {
                 store.poll(0).unwrap();
             }
-            let before = store.flushed();
-            store.poll(0).unwrap();
-            syncs += usize::from(store.flushed() != before);
         }
-        syncs
     };
     run(&mut store, 20);
     let before = ALLOCATIONS.with(Cell::get);
-    let syncs = run(&mut store, 1000);
-    assert!(syncs > 10, "{syncs} groups");
+    run(&mut store, 1000);
     assert_eq!(ALLOCATIONS.with(Cell::get) - before, 0);
 }
