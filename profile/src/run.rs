@@ -80,6 +80,12 @@ impl<C: Clock> SessionHandler for Recorder<C> {
         }
     }
 
+    fn on_unknown(&mut self, shard: ShardId, seq: u64) {
+        if self.load.settle(shard, seq).is_some() {
+            self.measured.totals.refused += 1;
+        }
+    }
+
     fn on_event(&mut self, subscription: SubscriptionId, event: Event<Record>) {
         let now_ns = self.clock.now_ns();
         let Some((_, consumer)) = self.consumers.iter_mut().find(|(id, _)| *id == subscription) else { return };
@@ -94,6 +100,8 @@ impl<C: Clock> SessionHandler for Recorder<C> {
             }
             Event::Confirm { upto } => consumer.on_confirm(now_ns, upto, &mut self.measured),
             Event::Fail { from } => consumer.on_fail(from, &mut self.measured),
+            // Its shard is lost; what is measured goes on with the others.
+            Event::Unavailable { .. } => {}
         }
     }
 
@@ -145,6 +153,7 @@ fn elsewhere(refusal: &Refusal) -> Option<ShardId> {
         | Refusal::TooLarge { .. }
         | Refusal::RegionFull { .. }
         | Refusal::NotHere
+        | Refusal::OldView { .. }
         | Refusal::Failed => None,
     }
 }

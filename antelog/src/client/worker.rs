@@ -164,6 +164,10 @@ impl SessionHandler for Desk {
         self.appends.on_refused(shard, seq, refusal);
     }
 
+    fn on_unknown(&mut self, shard: ShardId, seq: u64) {
+        self.appends.on_refused(shard, seq, Refusal::Failed);
+    }
+
     fn on_event(&mut self, subscription: SubscriptionId, event: Event<Record>) {
         if let Some(feed) = self.feed(subscription) {
             feed.push(event);
@@ -298,6 +302,7 @@ fn send<T: Transport, D: Dialer<T::Link>>(session: &mut Session<T, D>, shard: Sh
         Ok(seq) => return Sent::As(seq, append),
         Err(AppendError::Full | AppendError::NotConnectedYet) => return Sent::NotYet(append),
         Err(AppendError::TooLarge { limit_bytes }) => Error::TooLarge { bytes: append.record.len(), limit_bytes },
+        Err(AppendError::Lost(shard)) => Error::Refused { shard, refusal: Refusal::Failed },
         Err(AppendError::UnknownShard(shard)) => Error::UnknownShard { shard, shards: Vec::new() },
     };
     append.settle(Err(error));

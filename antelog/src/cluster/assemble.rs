@@ -19,9 +19,9 @@ use antelog_core::node::replica::{ReplicaAgent, ReplicaParts, replica_name, repl
 use antelog_core::node::sequencer::{Replica, SequencerAgent, SequencerParts};
 use antelog_core::node::{Agent, AgentBuilder, Idle, LaunchMode, Parker, ThreadPlan, Waker, plan};
 use antelog_core::transport::{PeerId, Transport};
-use antelog_protocol::{ReplicaId, ShardId};
 use antelog_protocol::sequencer::{MemberConfig, SequencerConfig};
 use antelog_protocol::shard::ShardConfig;
+use antelog_protocol::{ReplicaId, ShardId};
 
 use super::connect::incarnation;
 use super::networks::Networks;
@@ -314,7 +314,14 @@ impl Assembler<'_> {
         let progress = Arc::new(Progress::default());
         let relays = self.ports.is_empty();
         let reader = log.reader();
-        self.ports.push(ShardPort { shard, replica: number, log: reader, progress: progress.clone(), requests, answers });
+        self.ports.push(ShardPort {
+            shard,
+            replica: number,
+            log: reader,
+            progress: progress.clone(),
+            requests,
+            answers,
+        });
         let gate = GatePort { progress, requests: shard_requests, answers: shard_answers, waker: gate_waker, relays };
         let own = ReplicaId { number, incarnation: incarnation() };
         let config = self.shard_config(own, shard)?;
@@ -329,17 +336,8 @@ impl Assembler<'_> {
             let source = transport.register(region.clone());
             transport.prepare(&region);
             network.check()?;
-            let parts = ReplicaParts {
-                config,
-                replicas,
-                report_delay_ns,
-                options,
-                log,
-                gate,
-                mailbox,
-                notices,
-                counters,
-            };
+            let parts =
+                ReplicaParts { config, replicas, report_delay_ns, options, log, gate, mailbox, notices, counters };
             let agent = ReplicaAgent::new(parts, source, transport).map_err(|e| e.to_string())?;
             Ok(Box::new(agent) as Box<dyn Agent>)
         }))

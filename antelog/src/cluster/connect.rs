@@ -19,7 +19,7 @@ use antelog_core::node::replica::{replica_peer, sequencer_peer};
 use antelog_core::path::{Ability, Path, decide};
 use antelog_core::transport::PeerId;
 use antelog_net_tcp::{Accept, DialError, Listener, ListenerHandle, TcpLink, dial};
-use antelog_protocol::wire::session::ClusterMap;
+use antelog_protocol::wire::session::{ClusterMap, ShardGates};
 use antelog_protocol::{ClientId, ShardId};
 
 use super::assemble::{Door, Doors, member_peer, replicas};
@@ -197,14 +197,7 @@ impl NodeAccept {
                 callers.insert(from.id, call.from_peer);
             }
         }
-        NodeAccept {
-            config: config.clone(),
-            id: node.id,
-            callers,
-            mail: door.mail.clone(),
-            network,
-            log,
-        }
+        NodeAccept { config: config.clone(), id: node.id, callers, mail: door.mail.clone(), network, log }
     }
 }
 
@@ -266,17 +259,18 @@ struct GateAccept {
     log: OperatorLog,
 }
 
-/// Where each shard is served.
+/// The gates beside each shard's replicas: its nodes in the order of the configuration, the primary first.
 pub(super) fn cluster_map(config: &Config) -> ClusterMap {
-    let mut shards: Vec<(ShardId, String)> = config
-        .nodes
-        .iter()
-        .filter(|n| n.role == Role::Primary)
-        .filter_map(|n| Some((n.shard_id()?, n.clients.clone()?)))
-        .collect();
-    shards.sort();
+    let gates = |shard: u16| {
+        let addresses = (0..).zip(config.replicas_of(shard));
+        let gates = addresses.filter_map(|(number, node)| Some((number, node.clients.clone()?)));
+        ShardGates { shard: ShardId(shard), gates: gates.collect() }
+    };
+    let mut shards: Vec<ShardGates> = config.shards.iter().map(|shard| gates(shard.id)).collect();
+    shards.sort_by_key(|s| s.shard);
     ClusterMap {
         tick_ns: config.cluster.tick_us * 1000,
+        suspect_ns: config.cluster.suspect_ms * 1_000_000,
         record_bytes_max: config.cluster.record_bytes_max,
         outstanding_max: config.cluster.outstanding_max,
         shards,

@@ -7,7 +7,7 @@ use std::sync::mpsc::Sender;
 
 use antelog_protocol::sequencer::{MemberConfig, SequencerConfig};
 use antelog_protocol::shard::ShardConfig;
-use antelog_protocol::wire::session::ClusterMap;
+use antelog_protocol::wire::session::{ClusterMap, ShardGates};
 use antelog_protocol::{ReplicaId, ShardId};
 
 use super::control::Line;
@@ -227,12 +227,19 @@ pub(super) fn build<O: Overlay>(
         tick_ns: knobs.tick_ns,
         record_bytes_max: knobs.record_bytes_max,
         outstanding_max: knobs.outstanding_max,
-        shards: (0..knobs.shards).map(|s| (ShardId(s), format!("gate-{}", usize::from(s) % processes))).collect(),
+        suspect_ns: knobs.suspect_ns,
+        shards: (0..knobs.shards).map(|s| gates_of(knobs, s)).collect(),
         ordering: knobs.ordering.name().into(),
     };
     let Builder { places, mails, counters, lines, regions, endpoints, .. } = builder;
     let threads = places.threads;
     Ok(Cluster { runners, threads, mails, lines, gates, sequencers, endpoints, counters, regions, map })
+}
+
+/// The gates beside a shard's replicas.
+fn gates_of(knobs: &Knobs, shard: u16) -> ShardGates {
+    let gate = |number: u16| (number, format!("gate-{}", (shard + number) % knobs.processes));
+    ShardGates { shard: ShardId(shard), gates: (0..=knobs.backups).map(gate).collect() }
 }
 
 impl<O: Overlay> Builder<'_, O> {
@@ -349,9 +356,8 @@ impl<O: Overlay> Builder<'_, O> {
             replicas: replicas.len(),
             journal: None,
         });
-        let transport = self.transport(agent, replicas.len() + usize::from(knobs.sequencers), Role::Leader {
-            replicas: first,
-        });
+        let transport =
+            self.transport(agent, replicas.len() + usize::from(knobs.sequencers), Role::Leader { replicas: first });
         let (mailbox, counters) = (self.mailbox(agent), self.counters(&name));
         let parts = SequencerParts { name, config, replicas, group, mailbox, notices: self.notices.clone(), counters };
         Runner::Sequencer(Box::new(SequencerAgent::new(parts, transport)))

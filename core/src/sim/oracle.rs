@@ -93,6 +93,7 @@ pub(super) enum Answer<'a> {
     Record(&'a [u8]),
     NoOp,
     Trimmed(u64),
+    Unavailable,
 }
 
 /// Things that a run reached, as counts.
@@ -385,6 +386,18 @@ impl Oracle {
         Some(number)
     }
 
+    /// The append's shard was lost: it may or may not be in the log.
+    pub(super) fn unknown(&mut self, session: u32, shard: u16, seq: u64) -> Option<u32> {
+        let Some(number) = self.open_record(session, shard, seq) else {
+            let what = format!("session {session}: number {seq} of shard {shard} is unknown and not open");
+            self.complain(Violation::new("I3", what));
+            return None;
+        };
+        self.records[number as usize].fate = Fate::Abandoned;
+        self.open -= 1;
+        Some(number)
+    }
+
     /// A session is gone: its open appends may be in the log or not.
     pub(super) fn abandoned(&mut self, session: u32) {
         for lane in self.lanes.range((session, 0)..=(session, u16::MAX)) {
@@ -480,6 +493,7 @@ impl Oracle {
                     Answer::Record(bytes) => format!("a record of {} bytes", bytes.len()),
                     Answer::NoOp => "no record".into(),
                     Answer::Trimmed(head) => format!("trimmed below {head}"),
+                    Answer::Unavailable => "unavailable".into(),
                 };
                 wrong(&format!("returns {got}, it holds record {record:?}"))
             }

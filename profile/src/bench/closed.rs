@@ -144,6 +144,10 @@ impl<C: Clock> SessionHandler for Checker<C> {
         self.fault(format!("shard {shard} refused record {seq}: {refusal}"));
     }
 
+    fn on_unknown(&mut self, shard: ShardId, seq: u64) {
+        self.fault(format!("shard {shard} was lost, and with it what became of record {seq}"));
+    }
+
     fn on_event(&mut self, _: SubscriptionId, event: Event<Record>) {
         match event {
             Event::Deliver { position, shard, record, .. } => {
@@ -158,6 +162,7 @@ impl<C: Clock> SessionHandler for Checker<C> {
             }
             Event::Confirm { .. } => {}
             Event::Fail { from } => self.fault(format!("speculation failed from position {from} on")),
+            Event::Unavailable { from, to } => self.fault(format!("positions {from} to {to} are unavailable")),
         }
     }
 

@@ -178,6 +178,10 @@ impl SessionHandler for Desk<'_> {
         self.redirect(shard.0.into());
     }
 
+    fn on_unknown(&mut self, shard: ShardId, seq: u64) {
+        self.error = Some(format!("shard {shard} was lost, and with it what became of record {seq}"));
+    }
+
     fn on_event(&mut self, subscription: SubscriptionId, event: Event<Record>) {
         let Some(at) = self.subscriptions.iter().position(|id| *id == subscription) else { return };
         match event {
@@ -197,6 +201,9 @@ impl SessionHandler for Desk<'_> {
                 }
             }
             Event::Fail { from } => self.error = Some(format!("everything from {from} on was speculated in vain")),
+            Event::Unavailable { from, to } => {
+                self.error = Some(format!("positions {from} to {to} are unavailable"));
+            }
         }
     }
 

@@ -149,7 +149,7 @@ impl Sequencer {
     fn returning(&self, now_ns: u64, replicas: &[ReplicaState], m: &Membership) -> Option<Decision> {
         let there = |r: &&ReplicaState| r.connected && r.incarnation != 0;
         // All have the time to come that would have made them suspected.
-        let waited = replicas.iter().all(|r| r.connected || r.heard_ns + self.config.suspect_ns <= now_ns);
+        let waited = replicas.iter().all(|r| there(&r) || r.heard_ns + self.config.suspect_ns <= now_ns);
         let told = replicas.iter().filter(there).all(|r| r.change >= m.change);
         if !waited || !told {
             return None;
@@ -181,7 +181,8 @@ impl Sequencer {
         }
         let joiner = primary.joiner.filter(|_| primary.epoch == m.epoch && primary.change == m.change)?;
         let known = replicas.get(usize::from(joiner.number))?;
-        let is_there = known.connected && known.incarnation == joiner.incarnation && primary.lost & 1 << joiner.number == 0;
+        let is_there =
+            known.connected && known.incarnation == joiner.incarnation && primary.lost & 1 << joiner.number == 0;
         let mut members = alive;
         // A joiner that is gone again counts until a change says that it does not.
         if is_there && m.member(joiner.number).is_none() {
@@ -265,3 +266,6 @@ fn first_members(replicas: &[ReplicaState], members: u16) -> Option<Decision> {
     let members = (0..).zip(all).map(|(number, r)| ReplicaId { number, incarnation: r.incarnation });
     Some(Decision::Members { epoch: 1, primary: 0, members: members.collect() })
 }
+
+#[cfg(test)]
+mod tests;

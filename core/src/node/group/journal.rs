@@ -237,7 +237,8 @@ mod tests {
     fn journal() -> Vec<u8> {
         let mut out = Vec::new();
         put_identity(&mut out, 7);
-        let (none, hard) = (Snapshot::default(), |commit| HardState { term: 2, vote: 8, commit, ..HardState::default() });
+        let (none, hard) =
+            (Snapshot::default(), |commit| HardState { term: 2, vote: 8, commit, ..HardState::default() });
         put_record(&mut out, &Record { snapshot: &snapshot(1), entries: &[], hard: None });
         let entries = [entry(2, 1, b"a"), entry(3, 1, b"b"), entry(4, 1, b"c")];
         put_record(&mut out, &Record { snapshot: &none, entries: &entries, hard: Some(&hard(2)) });
@@ -259,9 +260,8 @@ mod tests {
     #[test]
     fn a_torn_tail_is_cut_and_more_than_that_is_noticed() {
         let bytes = journal();
-        let whole: Vec<usize> = (0..=bytes.len())
-            .filter(|end| Recovered::read(&bytes[..*end]).is_ok_and(|(_, len)| len == *end))
-            .collect();
+        let whole: Vec<usize> =
+            (0..=bytes.len()).filter(|end| Recovered::read(&bytes[..*end]).is_ok_and(|(_, len)| len == *end)).collect();
         assert_eq!(whole.len(), 9, "eight records, and nothing before the first");
         for end in 0..bytes.len() {
             let before = *whole.iter().rfind(|w| **w <= end).unwrap();

@@ -15,13 +15,8 @@ struct Net {
 
 impl Net {
     fn new(members: usize) -> Net {
-        let mut net = Net {
-            groups: Vec::new(),
-            cut: Vec::new(),
-            now_ns: 0,
-            learned: vec![Vec::new(); members],
-            incarnations: 0,
-        };
+        let mut net =
+            Net { groups: Vec::new(), cut: Vec::new(), now_ns: 0, learned: vec![Vec::new(); members], incarnations: 0 };
         net.groups.resize_with(members, || None);
         (0..members).for_each(|m| net.start(m));
         net
@@ -31,14 +26,8 @@ impl Net {
         self.incarnations += 1;
         let nodes: Vec<u16> = (0..self.groups.len() as u16).map(|n| 10 + n).collect();
         let id = raft::member_id(self.incarnations, nodes[member]);
-        self.groups[member] = Some(RaftGroup::new(GroupParts {
-            nodes,
-            own: member,
-            id,
-            tick_ns: TICK_NS,
-            replicas: 9,
-            journal: None,
-        }));
+        self.groups[member] =
+            Some(RaftGroup::new(GroupParts { nodes, own: member, id, tick_ns: TICK_NS, replicas: 9, journal: None }));
         self.learned[member].clear();
         for other in 0..self.groups.len() {
             self.connect(member, other);
@@ -143,7 +132,10 @@ impl Net {
     }
 
     fn committed(&self, member: usize) -> Vec<&[u8]> {
-        self.learned[member].iter().filter_map(|l| if let Learned::Committed(p) = l { Some(&p[..]) } else { None }).collect()
+        self.learned[member]
+            .iter()
+            .filter_map(|l| if let Learned::Committed(p) = l { Some(&p[..]) } else { None })
+            .collect()
     }
 }
 

@@ -307,7 +307,7 @@ impl<T: Transport> ReplicaAgent<T> {
         self.life = Some(Life::Leading(leader));
         self.counters.is_primary.set(1);
         self.publish();
-        self.gate.progress.set_serving(true);
+        self.gate.progress.set_serving(Some(self.epoch));
         self.gate.waker.wake();
         self.report_now(now_ns);
         self.have_one_join();
@@ -322,7 +322,7 @@ impl<T: Transport> ReplicaAgent<T> {
     /// A primary no more: another leads, or the shard is lost. What is not bound is given back.
     fn step_down(&mut self, now_ns: u64) {
         let Some(Life::Leading(leader)) = self.life.take() else { return };
-        self.gate.progress.set_serving(false);
+        self.gate.progress.set_serving(None);
         self.gate.waker.wake();
         self.counters.is_primary.set(0);
         self.counters.demotions.add(1);

@@ -56,6 +56,9 @@ impl Oracle {
             return Err(Violation::new("I2", format!("{event:?} after the end")));
         }
         match event {
+            Event::Unavailable { from, .. } => {
+                Err(Violation::new("I10", format!("{from} is unavailable: no shard has failed")))
+            }
             Event::Fail { from } => Err(Violation::new("I10", format!("fails from {from}: no shard has failed"))),
             Event::Deliver { position, shard, record, speculative, view } => {
                 if *view != 0 {

@@ -1,0 +1,146 @@
+//! Real processes that die: appends go on, and nothing acknowledged is lost, duplicated, reordered or changed.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use antelog::{Client, ClientOptions, Event, Position, Scope, ShardId};
+use common::{Folder, PATIENCE, Server, cluster_file, nodes};
+
+const CLUSTER: &str = "region_bytes = 16777216\nrecord_bytes_max = 4096\nclient_ring_bytes = 262144\ntick_us = 1000\n\
+                       suspect_ms = 400\n";
+
+/// A writer that appends numbered records to one shard, one after the other, until it is told to stop; where each landed.
+struct Writer {
+    stop: Arc<AtomicBool>,
+    acknowledged: Arc<AtomicU64>,
+    thread: JoinHandle<Vec<(String, Position)>>,
+}
+
+fn writer(addresses: &[String], shard: u16, name: &'static str) -> Writer {
+    let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let client = Client::connect(ClientOptions::new(addresses.to_vec())).unwrap();
+    let thread = std::thread::spawn({
+        let (stop, acknowledged) = (stop.clone(), acknowledged.clone());
+        move || {
+            let mut landed = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                let record = format!("{name}-{}", landed.len());
+                let position = client.append(Some(ShardId(shard)), record.as_bytes()).unwrap();
+                landed.push((record, position));
+                acknowledged.store(landed.len() as u64, Ordering::Relaxed);
+            }
+            landed
+        }
+    });
+    Writer { stop, acknowledged, thread }
+}
+
+impl Writer {
+    /// Waits until so many more records are acknowledged.
+    fn goes_on(&self, records: u64) {
+        let wanted = self.acknowledged.load(Ordering::Relaxed) + records;
+        let deadline = std::time::Instant::now() + PATIENCE;
+        while self.acknowledged.load(Ordering::Relaxed) < wanted {
+            assert!(std::time::Instant::now() < deadline, "appends do not go on");
+            assert!(!self.thread.is_finished(), "the writer ended");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+
+    fn end(self) -> Vec<(String, Position)> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+/// Reads the log from its start up to a position: every record acknowledged is there once, where it was said to be.
+fn check(addresses: &[String], writers: Vec<Writer>) {
+    let landed: Vec<Vec<(String, Position)>> = writers.into_iter().map(Writer::end).collect();
+    let last = landed.iter().flatten().map(|(_, position)| *position).max().unwrap();
+    let client = Client::connect(ClientOptions::new(addresses.to_vec())).unwrap();
+    let mut seen: BTreeMap<String, Position> = BTreeMap::new();
+    for event in client.subscribe(Scope::All, Position(0)).unwrap().events() {
+        match event.unwrap() {
+            Event::Deliver { position, record, .. } => {
+                let record = String::from_utf8(record.to_vec()).unwrap();
+                if let Some(other) = seen.insert(record.clone(), position) {
+                    panic!("{record} is at {other} and at {position}");
+                }
+            }
+            Event::Confirm { upto } if upto > last => break,
+            Event::Confirm { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    for writer in &landed {
+        for (record, position) in writer {
+            assert_eq!(seen.get(record), Some(position), "{record}");
+        }
+        assert!(writer.is_sorted_by(|a, b| a.1 < b.1), "one writer's appends are in its order");
+    }
+}
+
+/// The addresses at which clients are served, of all nodes of the file.
+fn addresses(config: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(config).unwrap();
+    let quoted = |line: &str| line.split('"').nth(1).map(str::to_owned);
+    text.lines().filter(|line| line.starts_with("clients")).filter_map(quoted).collect()
+}
+
+fn again(config: &str, id: u16) -> Server {
+    nodes(config, &[id]).remove(0)
+}
+
+#[test]
+fn a_primary_that_is_killed_is_followed_by_its_backup_and_comes_back_as_one() {
+    let folder = Folder::new("failover-primary");
+    let (config, _) = cluster_file(&folder, "127.0.0.1", CLUSTER);
+    let mut servers = nodes(&config, &[0, 1, 2, 3, 4]);
+    let addresses = addresses(&config);
+    let writers = vec![writer(&addresses, 0, "a"), writer(&addresses, 1, "b")];
+    writers.iter().for_each(|w| w.goes_on(50));
+    // Node 1 is shard 0's primary.
+    drop(servers.remove(1));
+    writers.iter().for_each(|w| w.goes_on(200));
+    // It comes back without its memory, and joins.
+    servers.push(again(&config, 1));
+    writers.iter().for_each(|w| w.goes_on(200));
+    check(&addresses, writers);
+}
+
+#[test]
+fn a_backup_that_is_killed_and_comes_back_is_noticed_by_nobody() {
+    let folder = Folder::new("failover-backup");
+    let (config, _) = cluster_file(&folder, "127.0.0.1", CLUSTER);
+    let mut servers = nodes(&config, &[0, 1, 2, 3, 4]);
+    let addresses = addresses(&config);
+    let writers = vec![writer(&addresses, 0, "a"), writer(&addresses, 1, "b")];
+    writers.iter().for_each(|w| w.goes_on(50));
+    for _ in 0..3 {
+        // Node 2 is shard 0's backup.
+        drop(servers.remove(2));
+        writers.iter().for_each(|w| w.goes_on(100));
+        servers.insert(2, again(&config, 2));
+        writers.iter().for_each(|w| w.goes_on(100));
+    }
+    check(&addresses, writers);
+}
+
+#[test]
+fn a_primary_that_is_stopped_for_long_is_deposed_and_harms_nobody_when_it_goes_on() {
+    let folder = Folder::new("failover-stopped");
+    let (config, _) = cluster_file(&folder, "127.0.0.1", CLUSTER);
+    let servers = nodes(&config, &[0, 1, 2, 3, 4]);
+    let addresses = addresses(&config);
+    let writers = vec![writer(&addresses[1..], 0, "a"), writer(&addresses[1..], 1, "b")];
+    writers.iter().for_each(|w| w.goes_on(50));
+    servers[1].signal("-STOP");
+    writers.iter().for_each(|w| w.goes_on(200));
+    servers[1].signal("-CONT");
+    writers.iter().for_each(|w| w.goes_on(200));
+    check(&addresses, writers);
+}
