@@ -5,11 +5,13 @@
 //! (`ANTELOG_CLUSTER_TICK_US=500`) and, above that, by a flag (`--set cluster.tick_us=500`).
 
 mod access;
+mod durability;
 mod policy;
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::ToSocketAddrs;
+use std::path::{Path, PathBuf};
 
 use antelog_protocol::limits::{QUOTA_MAX, RECORD_BYTES_LIMIT, REPLICAS_MAX, SHARDS_MAX, WINDOW_CUTS_MAX};
 use antelog_protocol::{Ordering, ShardId};
@@ -22,6 +24,7 @@ use crate::node::{Idle, LaunchMode};
 use crate::path::Wish;
 
 pub use access::AccessEntry;
+pub use durability::Durability;
 pub use policy::PolicyConfig;
 
 /// Prefix of environment variables that override keys.
@@ -68,6 +71,8 @@ pub struct ClusterConfig {
     pub suspect_ms: u64,
     /// A lost connection to a replica that nobody else can speak for has this long to come back, in milliseconds.
     pub lost_grace_ms: u64,
+    /// What an answer promises of a node that has a `data_dir`: `replicated` or `flushed`.
+    pub durability: Durability,
     /// Largest record in bytes.
     pub record_bytes_max: u32,
     /// Appends a session may have outstanding per shard.
@@ -105,6 +110,7 @@ impl Default for ClusterConfig {
             window_cuts: 100,
             suspect_ms: 200,
             lost_grace_ms: 5,
+            durability: Durability::Replicated,
             record_bytes_max: 1 << 20,
             outstanding_max: 1024,
             pending_max: 16384,
@@ -141,6 +147,8 @@ pub struct LaunchConfig {
     /// Have the kernel back logs at start and clients' rings when they connect, so that no page fault delays a record:
     /// for nodes with memory to spare.
     pub prefault: bool,
+    /// Folder for what nodes keep, each in a folder of its own in it, `node-ID`. Absent: nothing is written to disk.
+    pub data_dir: Option<String>,
     /// `auto`: RDMA with peers that can use it too, TCP otherwise. `rdma` and `tcp`: nothing else.
     pub transport: Wish,
     /// RDMA device, `DEVICE[:PORT[:GID]]`. Absent: the one that has the node's address.
@@ -162,6 +170,7 @@ impl Default for LaunchConfig {
             first_core: None,
             force: false,
             prefault: false,
+            data_dir: None,
             transport: Wish::Auto,
             rdma_device: None,
             rdma_ack_timeout: 14,
@@ -238,6 +247,8 @@ pub struct NodeEntry {
     pub listen: Option<String>,
     /// Where clients are served, `host:port`, of every node with a shard: any of them may come to lead it.
     pub clients: Option<String>,
+    /// Instead of [`LaunchConfig::data_dir`].
+    pub data_dir: Option<String>,
     /// Instead of [`LaunchConfig::transport`].
     pub transport: Option<Wish>,
     /// Instead of [`LaunchConfig::rdma_device`].
@@ -438,6 +449,12 @@ impl Config {
         with(Role::Primary).chain(with(Role::Backup)).chain(with(Role::Spare))
     }
 
+    /// The folder in which a node keeps what it keeps, if it keeps anything.
+    pub fn data_dir(&self, node: &NodeEntry) -> Option<PathBuf> {
+        let folder = node.data_dir.as_ref().or(self.launch.data_dir.as_ref())?;
+        Some(Path::new(folder).join(format!("node-{}", node.id)))
+    }
+
     /// The node with this number.
     pub fn node(&self, id: u16) -> Option<&NodeEntry> {
         self.nodes.iter().find(|n| n.id == id)
@@ -564,7 +581,7 @@ impl fmt::Display for Config {
             c.tick_us
         )?;
         writeln!(f, "window_cuts = {}\nsuspect_ms = {}", c.window_cuts, c.suspect_ms)?;
-        writeln!(f, "lost_grace_ms = {}", c.lost_grace_ms)?;
+        writeln!(f, "lost_grace_ms = {}\ndurability = \"{}\"", c.lost_grace_ms, c.durability)?;
         writeln!(f, "record_bytes_max = {}\noutstanding_max = {}", c.record_bytes_max, c.outstanding_max)?;
         writeln!(f, "pending_max = {}\nsessions_max = {}", c.pending_max, c.sessions_max)?;
         writeln!(f, "region_bytes = {}\nretention = \"{}\"", c.region_bytes, c.retention)?;
@@ -578,6 +595,9 @@ impl fmt::Display for Config {
             writeln!(f, "first_core = {core}")?;
         }
         writeln!(f, "force = {}\nprefault = {}", l.force, l.prefault)?;
+        if let Some(folder) = &l.data_dir {
+            writeln!(f, "data_dir = {folder:?}")?;
+        }
         writeln!(f, "transport = \"{}\"\nrdma_ack_timeout = {}", l.transport, l.rdma_ack_timeout)?;
         if let Some(device) = &l.rdma_device {
             writeln!(f, "rdma_device = {}", quoted(device))?;
@@ -608,6 +628,9 @@ impl fmt::Display for Config {
                 if let Some(address) = address {
                     writeln!(f, "{key} = {}", quoted(address))?;
                 }
+            }
+            if let Some(folder) = &node.data_dir {
+                writeln!(f, "data_dir = {folder:?}")?;
             }
             if let Some(transport) = node.transport {
                 writeln!(f, "transport = \"{transport}\"")?;

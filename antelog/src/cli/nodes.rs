@@ -125,6 +125,7 @@ pub fn embedded_config(shards: u16, clients: &str, quota: u32) -> Config {
             shard: None,
             listen: Some("127.0.0.1:0".into()),
             clients: None,
+            data_dir: None,
             transport: None,
             rdma_device: None,
         }],
@@ -136,6 +137,7 @@ pub fn embedded_config(shards: u16, clients: &str, quota: u32) -> Config {
             shard: Some(shard),
             listen: None,
             clients: None,
+            data_dir: None,
             transport: None,
             rdma_device: None,
         };

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use antelog_core::channel::spsc;
-use antelog_core::config::{Config, NodeEntry, PolicyConfig, Role, ShardEntry};
+use antelog_core::config::{Config, Durability, NodeEntry, PolicyConfig, Role, ShardEntry};
 use antelog_core::counters::Counters;
 use antelog_core::log::{LogOptions, Verifier};
 use antelog_core::mem::Region;
 use antelog_core::node::bus::{GatePort, Progress, ShardPort};
 use antelog_core::node::gate::{GateAgent, GateConfig, GateParts};
+use antelog_core::node::group::journal::{FileJournal, Journal};
 use antelog_core::node::group::{GroupParts, member_id};
 use antelog_core::node::launch::cores;
 use antelog_core::node::mailbox::{Admission, MailSender, Mailbox, Notice, mailbox};
@@ -402,11 +403,18 @@ impl Assembler<'_> {
         let notices = self.notices.clone();
         let own = nodes.iter().position(|id| *id == node.id).unwrap_or_default();
         let (id, tick_ns) = (member_id(incarnation(), node.id), c.suspect_ms * 1_000_000 / RAFT_TICKS);
+        // On its own it is the only one that has the order log: what it keeps must not be lost with the machine.
+        let flushed = c.durability == Durability::Flushed || nodes.len() == 1;
+        let folder = self.config.data_dir(node).map(|folder| folder.join("group"));
+        let waker = self.threads.waker(agent);
         Ok(Box::new(move || {
             let peers = replicas.len() + nodes.len();
             let transport = network.transport(peers, Traffic::Reports, Some(&counters))?;
-            let parts = GroupParts { own, id, tick_ns, replicas: replicas.len(), journal: None, nodes };
-            let group = (parts.nodes.len() > 1).then_some(parts);
+            let journal = folder.map(|folder| FileJournal::open(&folder, id, flushed, waker)).transpose()?;
+            let journal = journal.map(|(journal, kept)| (Box::new(journal) as Box<dyn Journal>, kept));
+            let alone = nodes.len() == 1 && journal.is_none();
+            let parts = GroupParts { own, id, tick_ns, replicas: replicas.len(), journal, nodes };
+            let group = (!alone).then_some(parts);
             let parts = SequencerParts { name, config, replicas, group, mailbox, notices, counters };
             Ok(Box::new(SequencerAgent::new(parts, transport)) as Box<dyn Agent>)
         }))

@@ -170,7 +170,7 @@ fn calls<'a>(config: &'a Config, from: &NodeEntry) -> Vec<Call<'a>> {
 
 /// Whether a restart of this node is the end of the order log: it is the only one that had it.
 fn loses_order(config: &Config, node: &NodeEntry) -> bool {
-    node.role == Role::Sequencer && config.sequencers().len() == 1
+    node.role == Role::Sequencer && config.sequencers().len() == 1 && config.data_dir(node).is_none()
 }
 
 fn hello(config: &Config, from: u16, to: u16, ability: Ability) -> Hello {

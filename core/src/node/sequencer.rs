@@ -108,6 +108,7 @@ struct SequencerCounters {
     fallbacks: Counter,
     committed: Counter,
     leads: Counter,
+    members: Counter,
 }
 
 /// See the module's text.
@@ -152,6 +153,7 @@ impl<T: Transport> SequencerAgent<T> {
             fallbacks: parts.counters.register("fallbacks"),
             committed: parts.counters.register("committed_position"),
             leads: parts.counters.register("leads"),
+            members: parts.counters.register("members"),
         };
         SequencerAgent {
             name: parts.name,
@@ -330,6 +332,9 @@ impl<T: Transport> SequencerAgent<T> {
         self.counters.free_windows.set(stats.free_windows);
         self.counters.fallbacks.set(stats.fallbacks);
         self.counters.committed.set(self.sequencer.ledger().committed().0);
+        if let Group::Raft(group) = &self.group {
+            self.counters.members.set(group.members().0.len() as u64);
+        }
     }
 }
 

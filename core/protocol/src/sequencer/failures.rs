@@ -13,6 +13,10 @@ use crate::types::{Lsn, ReplicaId, ShardId};
 use crate::wire::node::Report;
 use crate::wire::order::{ShardChangeHead, encode_shard_change, encode_view_change};
 
+/// How many times longer a new leader waits for a replica that it has never heard: as long as a connection that was refused
+/// for a while may take to be tried again.
+const UNHEARD_SUSPECTS: u64 = 10;
+
 /// What the sequencer knows of one replica.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ReplicaState {
@@ -49,9 +53,10 @@ impl Sequencer {
         self.ledger.membership(shard).map_or(0, |m| m.primary)
     }
 
-    /// This member begins to lead: whom it has not heard yet is not lost for that.
+    /// This member begins to lead: whom it has never heard may have been about to connect to it for a while.
     pub(super) fn expect_replicas(&mut self, now_ns: u64) {
-        let unheard = ReplicaState { connected: true, heard_ns: now_ns, ..ReplicaState::default() };
+        let heard_ns = now_ns + UNHEARD_SUSPECTS * self.config.suspect_ns;
+        let unheard = ReplicaState { connected: true, heard_ns, ..ReplicaState::default() };
         self.replicas.iter_mut().flatten().for_each(|r| *r = unheard);
         (self.look, self.look_at_ns) = (true, None);
     }

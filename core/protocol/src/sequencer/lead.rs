@@ -36,6 +36,7 @@ impl Sequencer {
         self.cut_at_ns = now_ns;
         if self.ledger.applied_index() > 0 {
             self.take_over(now_ns);
+            self.close_again(now_ns, out);
         }
         self.decide(now_ns, out);
     }
@@ -135,3 +136,6 @@ impl Sequencer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,15 +4,16 @@
 //! for a tail torn by a crash, of which nothing was promised. It is noticed if more is gone: the newest commit index
 //! that was kept must lie within the entries that are left.
 //!
-//! * [`file`] — a journal in a folder, written by a thread of its own.
+//! * [`FileJournal`] — a journal in a folder, written by a thread of its own.
 
-pub mod file;
+mod file;
 
 use std::fmt::Debug;
 
 use antelog_protocol::wire::DecodeError;
 use raft::eraftpb::{Entry, HardState, Snapshot};
 
+pub use self::file::FileJournal;
 use super::wire::{Bytes, SNAPSHOT_BYTES_MAX, put_conf, put_entry, take_conf, take_entry};
 use crate::crc::crc32c;
 

@@ -234,8 +234,11 @@ impl<T: Transport> SequencerAgent<T> {
         let (sequencer, mut effects) = self.split();
         sequencer.on_lead(now_ns, &mut effects);
         for at in 0..self.followers.len() {
-            if let Some(report) = self.followers[at].report {
-                self.take_report(now_ns, at, &report);
+            let Some(report) = self.followers[at].report else { continue };
+            self.take_report(now_ns, at, &report);
+            if !self.followers[at].connected {
+                let (sequencer, mut effects) = self.split();
+                sequencer.on_replica_down(now_ns, report.shard, report.replica, &mut effects);
             }
         }
     }
