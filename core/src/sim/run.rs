@@ -1,6 +1,7 @@
 //! One run of a seed: the loop over virtual time, the clients' turns, what the oracle is shown, and the end.
 
 mod count;
+mod strikes;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -59,6 +60,8 @@ pub(super) struct Run<O: Overlay> {
     seen_entries: u64,
     /// A region has no room even for no-ops: by design nothing is bound any more.
     exhausted: bool,
+    /// The next strike is aimed from then on.
+    aimed_ns: u64,
     failure: Option<Failure>,
 }
 
@@ -71,7 +74,7 @@ impl<O: Overlay> Run<O> {
         let knobs = Rc::new(knobs);
         let machine = Machine::new(&knobs, overlay, written)?;
         let may_trim = knobs.retention == crate::log::Retention::Recycle || knobs.may_bind_freely();
-        let mut oracle = Oracle::new(&machine.cluster.regions, may_trim);
+        let mut oracle = Oracle::new(knobs.shards, may_trim);
         oracle.never_rests = knobs.policy.beat != Beat::Target;
         let oracle = Rc::new(RefCell::new(oracle));
         let common = Rc::new(Common {
@@ -90,6 +93,7 @@ impl<O: Overlay> Run<O> {
             drained_by_ns: common.knobs.load.load_ns + DRAIN_NS,
             seen_entries: 0,
             exhausted: false,
+            aimed_ns: 0,
             failure: None,
             common,
         };
@@ -104,6 +108,8 @@ impl<O: Overlay> Run<O> {
             self.machine.add_thread(Vec::new(), Some(number.into()));
         }
         self.machine.start();
+        self.plan_strikes();
+        self.tell_births();
         self.machine.network.borrow_mut().plan(self.common.knobs.load.load_ns, What::Look);
     }
 
@@ -119,6 +125,8 @@ impl<O: Overlay> Run<O> {
                     self.step(at_ns, thread)
                 }
                 Some(What::Look) => self.look(at_ns),
+                Some(What::Strike { strike }) => self.strike(at_ns, strike),
+                Some(What::Restart { process }) => self.restart(at_ns, process),
                 Some(what) => self.machine.act(at_ns, what),
                 None => {}
             }
@@ -150,7 +158,7 @@ impl<O: Overlay> Run<O> {
         };
         // The sequencer is the last agent of its thread.
         if self.machine.threads[thread].agents.last() == Some(&self.machine.cluster.sequencer) {
-            self.take_order();
+            self.take_order(now_ns);
         }
         self.machine.network.borrow_mut().note(Kind::Step, thread as u64, work as u64, busy_ns - now_ns);
         let Some(client) = client else { return self.machine.end_agents(thread, busy_ns, work) };
@@ -160,25 +168,27 @@ impl<O: Overlay> Run<O> {
     }
 
     /// Shows the oracle what the sequencer has committed and sent.
-    fn take_order(&mut self) {
-        let Runner::Sequencer(sequencer) = &self.machine.cluster.runners[self.machine.cluster.sequencer] else {
+    fn take_order(&mut self, now_ns: u64) {
+        let Some(Runner::Sequencer(sequencer)) = &self.machine.cluster.runners[self.machine.cluster.sequencer] else {
             return;
         };
         let order = sequencer.order();
         let mut oracle = self.oracle.borrow_mut();
         let mut network = self.machine.network.borrow_mut();
+        let mut struck = false;
         while self.seen_entries < order.last_index() {
             self.seen_entries += 1;
             let Some(entry) = order.get(self.seen_entries) else {
                 oracle.complain(Violation::new("L4", "the order log dropped entries in one cycle"));
                 break;
             };
+            if let Some(what) = self.machine.falsely_failed(now_ns, entry, &oracle) {
+                oracle.complain(Violation::new("I10", what));
+            }
             oracle.committed(entry);
             let committed = oracle.committed_position();
             network.note(Kind::Commit, self.seen_entries, super::trace::hash(entry), committed);
-            if entry[0] == 1 {
-                self.machine.probes.add("grant", 1);
-            }
+            struck |= strikes::aimed(self.common.knobs.faults.aim, entry, oracle.bound_cut());
         }
         for tapped in std::mem::take(&mut network.taps) {
             oracle.tapped(&tapped);
@@ -187,6 +197,10 @@ impl<O: Overlay> Run<O> {
             oracle.landed(follower, index);
         }
         self.machine.probes.add("target at the end of a window", std::mem::take(&mut network.edge_targets));
+        drop((oracle, network));
+        if struck {
+            self.strike_aimed(now_ns);
+        }
     }
 
     fn hear(&mut self, now_ns: u64, notice: Notice) {
@@ -242,6 +256,7 @@ impl<O: Overlay> Run<O> {
                 }
                 self.wake_clients();
                 self.set_phase(Phase::Drain);
+                self.restart_all(now_ns);
             }
             Phase::Drain | Phase::ReadBack => {
                 for client in &mut self.clients {
@@ -291,6 +306,7 @@ impl<O: Overlay> Run<O> {
                     self.set_phase(Phase::Rest { until_ns: now_ns + rest_ns });
                 } else {
                     self.machine.probes.add("idle log", u64::from(at_rest));
+                    self.oracle.borrow_mut().verify();
                     if let Some(what) = self.machine.cluster.wrongly_verified().filter(|_| at_rest) {
                         self.oracle.borrow_mut().complain(Violation::new("chain", what));
                     }
@@ -316,6 +332,6 @@ impl<O: Overlay> Run<O> {
         if open > 0 {
             return Some(format!("{open} appends have no answer"));
         }
-        oracle.behind()
+        oracle.behind().or_else(|| self.absent(&oracle))
     }
 }

@@ -44,6 +44,12 @@ pub enum Kind {
     Phase,
     /// What is under way above the network moved on: threads woken.
     Overlay,
+    /// A process ended: its number, whether its peers were left in silence.
+    Crash,
+    /// A process came back without memory: its number, its life.
+    Restart,
+    /// Nothing passes over a link for a while: link and side, until when.
+    Wall,
 }
 
 /// See the module's text.

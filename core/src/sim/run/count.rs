@@ -17,7 +17,7 @@ impl<O: Overlay> Run<O> {
             let what = format!("more messages than receives are posted for are under way on link {link}");
             self.failure = Some(Failure::Wrong(Violation::new("L4", what)));
         }
-        for (name, value) in self.machine.cluster.counters.iter().flat_map(|c| c.snapshot()) {
+        for (name, value) in self.machine.cluster.counters.iter().chain(&self.machine.cluster.retired).flat_map(|c| c.snapshot()) {
             let name = match name.rsplit_once('.').map_or("", |(_, counter)| counter) {
                 "fills_by_age" => "fill by age",
                 "fills_by_target" => "fill by target",
@@ -43,6 +43,8 @@ impl<O: Overlay> Run<O> {
             ("connection lost during client", client),
             ("full transport", network.seen.full),
             ("target overtook an order entry", network.seen.overtaken),
+            ("fail delivered", reached.fails),
+            ("delivery of a lost shard", reached.void_deliveries),
             ("region lap", oracle.laps()),
             ("region full refusal", reached.region_full),
             ("closed shard refusal", reached.closed),
