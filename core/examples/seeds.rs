@@ -32,6 +32,6 @@ fn main() {
         println!("  {name}: {count}");
     }
     for (kind, (count, seeds)) in kinds {
-        println!("{count:>5} {kind} {:?}", &seeds[..seeds.len().min(8)]);
+        println!("!!{count:>5} {kind} {:?}", &seeds[..seeds.len().min(8)]);
     }
 }

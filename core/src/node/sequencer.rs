@@ -209,7 +209,7 @@ impl<T: Transport> SequencerAgent<T> {
         let Some(follower) = self.followers.get_mut(usize::from(peer.0)) else { return 0 };
         self.transport.admit(peer, link, &[]);
         // Its first report says which index it needs next.
-        (follower.connected, follower.next) = (true, None);
+        (follower.connected, follower.next, follower.applied) = (true, None, 0);
         1
     }
 

@@ -64,8 +64,8 @@ impl<O: Overlay> Machine<O> {
         self.network.borrow_mut().note(Kind::Restart, process as u64, life, 0);
         let Machine { knobs, network, overlay, notices, cluster, .. } = self;
         let mut overlay = overlay.borrow_mut();
-        let parts =
-            Builder { knobs, network, overlay: &mut *overlay, notices, places: &cluster.places }.process(process, life)?;
+        let parts = Builder { knobs, network, overlay: &mut *overlay, notices, places: &cluster.places }
+            .process(process, life)?;
         drop(overlay);
         let way_ns = self.knobs.net.longest_way_ns();
         for part in parts {

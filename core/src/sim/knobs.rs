@@ -445,7 +445,12 @@ fn draw_strikes(rng: &mut Rng, knobs: &mut Knobs, chosen: Option<FaultSet>) {
     let tick_ns = knobs.tick_ns;
     // A gate that is paused for longer would find more order entries than its queue takes.
     let most_ns = (8_000 * tick_ns / u64::from(knobs.shards)).min(200_000_000);
-    knobs.suspect_ns = rng.scale(4 * tick_ns, (8 * tick_ns).max(50_000_000)).min(most_ns / 2);
+    // What the network does ordinarily makes nobody suspect.
+    let net = &knobs.net;
+    let long_ns = if net.long_one_in > 0 { net.long_ns } else { 0 };
+    let way_ns = net.ways.iter().map(|way| way.base_ns + way.jitter_ns + long_ns).max().unwrap_or(0);
+    let least_ns = (4 * tick_ns).max(4 * way_ns);
+    knobs.suspect_ns = rng.scale(least_ns, (2 * least_ns).max(50_000_000)).min(most_ns / 2).max(least_ns);
     knobs.lost_grace_ns = rng.scale(2 * tick_ns, (4 * tick_ns).max(knobs.suspect_ns)).min(knobs.suspect_ns);
     knobs.report_every_ns = knobs.report_every_ns.min(knobs.suspect_ns / 4);
     faults.strike_ns = rng.scale(knobs.suspect_ns, 4 * knobs.suspect_ns).min(most_ns);

@@ -147,8 +147,7 @@ impl<O: Overlay> Builder<'_, O> {
         };
         let transport = self.transport(agent, config.clients_max.into(), Role::Bystander);
         let ((mail, mailbox), counters) = (self.mailbox(agent), Counters::new("gate"));
-        let parts =
-            GateParts { config, ports, mailbox, notices: self.notices.clone(), counters: counters.clone() };
+        let parts = GateParts { config, ports, mailbox, notices: self.notices.clone(), counters: counters.clone() };
         let runner = Runner::Gate(Box::new(GateAgent::new(parts, transport)));
         Part { agent, runner, mail, counters, birth: None }
     }

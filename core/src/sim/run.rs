@@ -7,6 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use antelog_protocol::Beat;
+use antelog_protocol::wire::order::OrderEntry;
 
 use super::client::{Common, SimClient};
 use super::cluster::Runner;
@@ -47,6 +48,30 @@ enum Phase {
         slots: u64,
     },
     Done,
+}
+
+/// An order entry as people read it.
+fn shown(index: u64, entry: &[u8]) -> String {
+    match OrderEntry::decode(entry) {
+        Ok(OrderEntry::Grant(g)) => {
+            let members: Vec<_> = g.members.iter().map(|m| (m.shard.0, m.quota, m.first_lsn.0, m.open)).collect();
+            let (view, window, start) = (g.view, g.window, g.start);
+            format!("order {index}: view {view} grants window {window} ({:?}) from {start}: {members:?}", g.mode)
+        }
+        Ok(OrderEntry::Cut { view, point }) => format!("order {index}: view {view} cuts {point}"),
+        Ok(OrderEntry::FreeCut { view, point, lsns }) => {
+            format!(
+                "order {index}: view {view} cuts {point} freely: {:?}",
+                lsns.iter().map(|l| l.0).collect::<Vec<_>>()
+            )
+        }
+        Ok(OrderEntry::ShardChange(c)) => {
+            let members: Vec<_> = c.members.iter().map(|m| (m.number, m.incarnation)).collect();
+            let (change, epoch, primary) = (c.change, c.epoch, c.primary);
+            format!("order {index}: shard {} change {change} epoch {epoch}: {primary} leads {members:?}", c.shard)
+        }
+        other => format!("order {index}: {other:?}"),
+    }
 }
 
 /// See the module's text.
@@ -187,6 +212,7 @@ impl<O: Overlay> Run<O> {
             }
             oracle.committed(entry);
             let committed = oracle.committed_position();
+            network.trace.say_with(now_ns, || shown(self.seen_entries, entry));
             network.note(Kind::Commit, self.seen_entries, super::trace::hash(entry), committed);
             struck |= strikes::aimed(self.common.knobs.faults.aim, entry, oracle.bound_cut());
         }

@@ -87,6 +87,13 @@ impl Trace {
         }
     }
 
+    /// As [`say`](Self::say), with a line that is made only if somebody reads it.
+    pub(super) fn say_with(&mut self, now_ns: u64, line: impl FnOnce() -> String) {
+        if self.text.is_some() {
+            self.say(now_ns, &line());
+        }
+    }
+
     /// Notes a line of text that is no event: it does not count for the digest.
     pub(super) fn say(&mut self, now_ns: u64, line: &str) {
         if let Some(text) = &mut self.text {

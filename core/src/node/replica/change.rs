@@ -260,7 +260,11 @@ impl<T: Transport> ReplicaAgent<T> {
         let Some(Life::Following(mut follower) | Life::Fencing(mut follower, _)) = life else {
             unreachable!("a primary stepped down before it is promoted")
         };
-        follower.log.find_end();
+        // Where a lost shard returns, what lies behind the bound slots is void.
+        let returns = follower.ledger.membership(self.shard).is_some_and(|m| m.change == m.since_failure);
+        if !returns {
+            follower.log.find_end();
+        }
         self.reached = self.reached.max(follower.log.at());
         self.life = Some(Life::Fencing(follower, 0));
         self.counters.promotions.add(1);
@@ -321,6 +325,9 @@ impl<T: Transport> ReplicaAgent<T> {
 
     /// A primary no more: another leads, or the shard is lost. What is not bound is given back.
     fn step_down(&mut self, now_ns: u64) {
+        if !self.is_primary() {
+            return;
+        }
         let Some(Life::Leading(leader)) = self.life.take() else { return };
         self.gate.progress.set_serving(false);
         self.gate.waker.wake();

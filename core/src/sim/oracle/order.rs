@@ -172,7 +172,8 @@ impl Window {
         match self.mode {
             Mode::Fixed => {
                 let cut = slots.checked_div(part.quota)?;
-                (cut < self.cuts && lsn < part.kept_end).then(|| self.start + cut * self.sum + part.before + slots % part.quota)
+                (cut < self.cuts && lsn < part.kept_end)
+                    .then(|| self.start + cut * self.sum + part.before + slots % part.quota)
             }
             Mode::Free => {
                 let cut = self.rows.partition_point(|row| row.1[at] <= lsn);

@@ -283,7 +283,8 @@ impl Oracle {
                 Scope::Shard(shard) => {
                     let end = self.order.committed_lsn(shard.0);
                     let first = s.next_lsn.or_else(|| self.order.lsn_below(shard.0, s.from)).unwrap_or(end);
-                    self.shards[usize::from(shard.0)].record_between(first, end).is_some() || s.confirmed < s.next.min(committed)
+                    self.shards[usize::from(shard.0)].record_between(first, end).is_some()
+                        || s.confirmed < s.next.min(committed)
                 }
             };
             !s.ended && s.from < committed && untold

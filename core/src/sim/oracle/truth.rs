@@ -123,6 +123,8 @@ pub(super) struct ShardTruth {
     pub(super) lsn: u64,
     /// What the shard had delivered and not bound whenever it was lost.
     lost: Vec<Entry>,
+    /// What the primaries so far have dropped: slots below may stand nowhere.
+    keeps: u64,
     /// Some replica that led had not everything that is bound: slots below were lost with the whole shard.
     pub(super) unavailable_below: u64,
     scratch: Vec<u8>,
@@ -148,6 +150,7 @@ impl ShardTruth {
             at: Some(0),
             lsn: 0,
             lost: Vec::new(),
+            keeps: 0,
             unavailable_below: 0,
             scratch: Vec::new(),
         }
@@ -256,8 +259,11 @@ impl ShardTruth {
     }
 
     /// First slot that the primary keeps.
-    pub(super) fn primary_keeps(&self) -> u64 {
-        self.members.first().and_then(|life| self.lives.get(&life)).map_or(0, Held::head)
+    pub(super) fn primary_keeps(&mut self) -> u64 {
+        let head = self.members.first().and_then(|life| self.lives.get(&life)).map_or(0, Held::head);
+        // One that was promoted just now does not know yet what its predecessor dropped.
+        self.keeps = self.keeps.max(head);
+        self.keeps
     }
 
     /// Other members by the order log.

@@ -17,7 +17,9 @@ impl<O: Overlay> Run<O> {
             let what = format!("more messages than receives are posted for are under way on link {link}");
             self.failure = Some(Failure::Wrong(Violation::new("L4", what)));
         }
-        for (name, value) in self.machine.cluster.counters.iter().chain(&self.machine.cluster.retired).flat_map(|c| c.snapshot()) {
+        for (name, value) in
+            self.machine.cluster.counters.iter().chain(&self.machine.cluster.retired).flat_map(|c| c.snapshot())
+        {
             let name = match name.rsplit_once('.').map_or("", |(_, counter)| counter) {
                 "fills_by_age" => "fill by age",
                 "fills_by_target" => "fill by target",

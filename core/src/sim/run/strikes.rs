@@ -126,9 +126,8 @@ impl<O: Overlay> Run<O> {
     /// Whether every shard keeps a member in good health without these agents.
     fn may_hit(&self, now_ns: u64, agents: &[usize]) -> bool {
         let (knobs, oracle) = (&self.common.knobs, self.oracle.borrow());
-        let mut shards = (0..knobs.shards).filter(|shard| {
-            (0..=knobs.backups).any(|number| agents.contains(&knobs.replica(*shard, number)))
-        });
+        let mut shards = (0..knobs.shards)
+            .filter(|shard| (0..=knobs.backups).any(|number| agents.contains(&knobs.replica(*shard, number))));
         self.may_lose_shards()
             || shards.all(|shard| {
                 let members = oracle.members(shard);
