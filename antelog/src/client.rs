@@ -142,7 +142,7 @@ impl Client {
         let mut session = SessionOptions::new(client, options.addresses.clone());
         session.ring_bytes = ring_bytes;
         session.gates_max = GATES_MAX;
-        let own = map.shards[(client.0 % map.shards.len() as u128) as usize].0;
+        let own = map.shards[(client.0 % map.shards.len() as u128) as usize].shard;
         let (handle, thread) = start(session, dialer, own)?;
         let own_permits = Permits::new(map.outstanding_max as usize);
         let permits = map.shards.iter().map(|_| Permits::new(map.outstanding_max as usize)).collect();
@@ -301,8 +301,8 @@ impl Client {
     fn shard_index(&self, shard: ShardId) -> Result<usize, Error> {
         let shards = &self.0.map.shards;
         shards
-            .binary_search_by_key(&shard, |(shard, _)| *shard)
-            .map_err(|_| Error::UnknownShard { shard, shards: shards.iter().map(|(shard, _)| *shard).collect() })
+            .binary_search_by_key(&shard, |s| s.shard)
+            .map_err(|_| Error::UnknownShard { shard, shards: shards.iter().map(|s| s.shard).collect() })
     }
 }
 

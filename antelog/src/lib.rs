@@ -10,6 +10,8 @@ pub mod network;
 
 pub use antelog_core::client::{Membership, Record, Slot};
 pub use antelog_protocol::client::{Event, Scope};
-pub use antelog_protocol::wire::session::ClusterMap;
-pub use antelog_protocol::{Change, ChangeError, ClientId, Member, Ordering, Position, Refusal, ShardId, WindowMode};
+pub use antelog_protocol::wire::session::{ClusterMap, ShardGates};
+pub use antelog_protocol::{
+    Change, ChangeError, ClientId, Member, Ordering, Outcome, Position, Refusal, ShardId, WindowMode,
+};
 pub use client::{Client, ClientOptions, DrivenSession, Error, Pending, Subscription, driven_session};

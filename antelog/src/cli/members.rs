@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use antelog::{Change, Membership, Ordering, ShardId, WindowMode};
+use antelog::{Change, Membership, Ordering, ShardGates, ShardId, WindowMode};
 use clap::{Args, Subcommand};
 
 use super::output::{self, Output};
@@ -116,9 +116,10 @@ fn list(args: &ListArgs) -> Outcome {
     let quota = |shard| membership.member(shard).filter(|_| fixed).map(|m| m.quota);
     let shards = &client.map().shards;
     if args.json {
-        let shard = |(shard, address): &(ShardId, String)| {
+        let shard = |s: &ShardGates| {
+            let address = s.gates.first().map(|(_, address)| address);
             serde_json::json!({
-                "shard": shard.0, "state": state(&membership, *shard), "quota": quota(*shard), "address": address,
+                "shard": s.shard.0, "state": state(&membership, s.shard), "quota": quota(s.shard), "address": address,
             })
         };
         let value = serde_json::json!({
@@ -130,9 +131,11 @@ fn list(args: &ListArgs) -> Outcome {
     let mut output = Output::new();
     output.line(&format!("{} windows, as follows {}", mode(membership.mode), since(&membership)))?;
     output.line("shard  state    quota    served at")?;
-    for (shard, address) in shards {
+    for ShardGates { shard, gates } in shards {
         let quota = quota(*shard).map_or_else(|| "-".into(), |q| q.to_string());
-        output.line(&format!("{:<5}  {:<7}  {quota:<7}  {address}", shard.0, state(&membership, *shard)))?;
+        let addresses: Vec<&str> = gates.iter().map(|(_, address)| address.as_str()).collect();
+        let state = state(&membership, *shard);
+        output.line(&format!("{:<5}  {state:<7}  {quota:<7}  {}", shard.0, addresses.join(" ")))?;
     }
     output.flush()
 }

@@ -74,7 +74,7 @@ impl Caller {
 fn map_of(welcome: &Welcome, address: &str, peer: SocketAddr) -> Result<ClusterMap, String> {
     let mut map = ClusterMap::decode(&welcome.payload)
         .map_err(|error| format!("{address} sent a malformed map of the cluster: {error}"))?;
-    for (_, gate) in &mut map.shards {
+    for (_, gate) in map.shards.iter_mut().flat_map(|s| &mut s.gates) {
         if let Some(everywhere) = gate.parse::<SocketAddr>().ok().filter(|a| a.ip().is_unspecified()) {
             *gate = SocketAddr::new(peer.ip(), everywhere.port()).to_string();
         }

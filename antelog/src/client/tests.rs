@@ -13,7 +13,7 @@ use antelog_core::transport::{Event as Network, PeerId, Transport};
 use antelog_net_tcp::{Accept, Listener, ListenerHandle, Options, TcpLink, TcpTransport};
 use antelog_protocol::ledger::grant_head;
 use antelog_protocol::wire::order::{ORDER_ENTRY_BYTES_MAX, encode_cut, encode_grant};
-use antelog_protocol::wire::session::{ReadResult, Reply, Request, SESSION_HEAD_BYTES_MAX};
+use antelog_protocol::wire::session::{ReadResult, Reply, Request, SESSION_HEAD_BYTES_MAX, ShardGates};
 use antelog_protocol::{CutPoint, Lsn, Member, WindowMode};
 
 use super::*;
@@ -72,7 +72,8 @@ impl Gate {
             tick_ns: 1_000_000,
             record_bytes_max: 1000,
             outstanding_max: 16,
-            shards: vec![(ShardId(0), address.clone())],
+            suspect_ns: 200_000_000,
+            shards: vec![ShardGates { shard: ShardId(0), gates: vec![(0, address.clone())] }],
             ordering: "fixed".into(),
         };
         let (links, arriving) = mpsc::channel();

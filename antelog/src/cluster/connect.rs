@@ -20,7 +20,7 @@ use antelog_core::node::shard::SEQUENCER;
 use antelog_core::path::{Ability, Path, decide};
 use antelog_core::transport::PeerId;
 use antelog_net_tcp::{Accept, DialError, Listener, ListenerHandle, TcpLink, dial};
-use antelog_protocol::wire::session::ClusterMap;
+use antelog_protocol::wire::session::{ClusterMap, ShardGates};
 use antelog_protocol::{ClientId, ShardId};
 
 use super::assemble::{Door, Doors, members, replicas};
@@ -265,20 +265,26 @@ struct GateAccept {
     log: OperatorLog,
 }
 
-/// Where each shard is served.
+/// The gates beside each shard's replicas: its nodes in the order of the configuration, the primary first.
 pub(super) fn cluster_map(config: &Config) -> ClusterMap {
-    let mut shards: Vec<(ShardId, String)> = config
-        .nodes
-        .iter()
-        .filter(|n| serves_clients(n.role))
-        .filter_map(|n| Some((n.shard_id()?, n.clients.clone()?)))
-        .collect();
-    shards.sort();
+    let mut shards: BTreeMap<ShardId, Vec<Option<String>>> = BTreeMap::new();
+    for primary in [true, false] {
+        for node in config.nodes.iter().filter(|n| (n.role == Role::Primary) == primary) {
+            if let Some(shard) = node.shard_id() {
+                shards.entry(shard).or_default().push(node.clients.clone());
+            }
+        }
+    }
+    let gates = |(shard, addresses): (ShardId, Vec<Option<String>>)| {
+        let gates = (0..).zip(addresses).filter_map(|(number, address)| Some((number, address?)));
+        ShardGates { shard, gates: gates.collect() }
+    };
     ClusterMap {
         tick_ns: config.cluster.tick_us * 1000,
+        suspect_ns: config.cluster.suspect_ms * 1_000_000,
         record_bytes_max: config.cluster.record_bytes_max,
         outstanding_max: config.cluster.outstanding_max,
-        shards,
+        shards: shards.into_iter().map(gates).collect(),
         ordering: config.cluster.ordering.name().into(),
     }
 }

@@ -20,7 +20,7 @@ use antelog_core::node::shard::{ShardAgent, ShardParts};
 use antelog_core::node::{Agent, Waker};
 use antelog_core::transport::{PeerId, Transport};
 use antelog_protocol::client::{Event, Scope};
-use antelog_protocol::wire::session::ClusterMap;
+use antelog_protocol::wire::session::{ClusterMap, ShardGates};
 use antelog_protocol::{ClientId, Position, Refusal, ShardId};
 
 use super::memory::{Link, Memory, Network};
@@ -55,7 +55,10 @@ impl Dialer<Link> for Door {
             tick_ns: 1_000_000,
             record_bytes_max: RECORD_BYTES_MAX,
             outstanding_max: 1024,
-            shards: (0..SHARDS).map(|shard| (ShardId(shard), address.to_owned())).collect(),
+            suspect_ns: 200_000_000,
+            shards: (0..SHARDS)
+                .map(|shard| ShardGates { shard: ShardId(shard), gates: vec![(0, address.to_owned())] })
+                .collect(),
             ordering: "fixed".into(),
         };
         let (ours, theirs) = self.link.take().expect("the gate is dialled once");

@@ -46,6 +46,28 @@ pub enum Event<H> {
         /// First position taken back: that of the first record lost.
         from: Position,
     },
+    /// Bound positions that cannot be told: their shard is lost at present, or has returned without them. What is at them is
+    /// neither delivered nor a no-op; what follows goes on behind them, and confirms pass them.
+    Unavailable {
+        /// The first of them.
+        from: Position,
+        /// The first behind them.
+        to: Position,
+    },
+}
+
+/// What a slot holds, as a shard's gate tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content<H> {
+    /// A record.
+    Record(H),
+    /// Nothing: the slot was filled.
+    NoOps,
+    /// Nothing: positions that were to be the shard's and are void, because it was lost. They take none of its slots; the
+    /// one named follows them.
+    Decreed,
+    /// It is bound, and no replica has it.
+    Unavailable,
 }
 
 /// What a shard delivered: one record, or consecutive slots without records.
@@ -61,8 +83,8 @@ pub struct Slots<H> {
     pub count: u64,
     /// The view of the node that delivered.
     pub view: u32,
-    /// `None` for no-ops.
-    pub record: Option<H>,
+    /// What is there.
+    pub content: Content<H>,
 }
 
 #[derive(Clone, Debug)]
@@ -72,8 +94,23 @@ struct Held<H> {
     view: u32,
     /// Slots: 1 for a record.
     count: u64,
-    /// `None` for no-ops.
-    record: Option<H>,
+    content: Content<H>,
+}
+
+impl<H> Held<H> {
+    fn end(&self) -> Position {
+        self.position.plus(self.count)
+    }
+
+    fn is_record(&self) -> bool {
+        matches!(self.content, Content::Record(_))
+    }
+
+    /// Gives up what lies before a position.
+    fn cut_before(&mut self, position: Position) {
+        let passed = position.0.saturating_sub(self.position.0);
+        (self.position, self.count) = (self.position.plus(passed), self.count - passed);
+    }
 }
 
 #[derive(Debug)]
@@ -127,6 +164,26 @@ impl<H: Clone> Merge<H> {
         }
     }
 
+    /// The merge begins in a ledger's view: earlier failures took nothing from it.
+    pub fn begin_in(&mut self, ledger: &Ledger) {
+        for failed in ledger.failed() {
+            if let Some(stream) = self.streams.iter_mut().find(|s| s.shard == failed.shard) {
+                stream.failed = Some(*failed);
+            }
+        }
+        self.view = ledger.view();
+    }
+
+    /// The newest view that it has heard of.
+    pub fn view(&self) -> u32 {
+        self.view
+    }
+
+    /// Whether anything that a shard delivered is not handed out.
+    pub fn waiting(&self, shard: ShardId) -> bool {
+        self.streams.iter().any(|s| s.shard == shard && !s.queue.is_empty())
+    }
+
     /// First position not confirmed.
     pub fn confirmed(&self) -> Position {
         self.confirmed
@@ -152,10 +209,13 @@ impl<H: Clone> Merge<H> {
     /// # Errors
     /// When the stream skips a slot or a position contradicts the ledger.
     pub fn on_slots(&mut self, ledger: &Ledger, slots: Slots<H>) -> Result<(), Contradiction> {
-        let Slots { shard, lsn, position, count, view, record } = slots;
+        let Slots { shard, lsn, position, count, view, content } = slots;
         let Some(stream) = self.streams.iter_mut().find(|s| s.shard == shard) else { return Ok(()) };
         if stream.failed.is_some_and(|f| view < f.view && position >= f.from) {
             return Ok(()); // I14: later deliveries of a failed shard are dropped by view.
+        }
+        if let Content::Decreed = content {
+            return self.on_decreed(ledger, shard, Held { lsn, position, view, count, content });
         }
         let known = ledger.position(shard, lsn);
         if known.is_some_and(|p| p != position) {
@@ -173,7 +233,28 @@ impl<H: Clone> Merge<H> {
         }
         stream.next_lsn = Some(lsn.plus(count));
         stream.next_position = position.plus(count);
-        stream.queue.push_back(Held { lsn, position, view, count, record });
+        stream.queue.push_back(Held { lsn, position, view, count, content });
+        Ok(())
+    }
+
+    /// Positions of a shard are void, says a gate whose order log goes back further than the client's.
+    fn on_decreed(&mut self, ledger: &Ledger, shard: ShardId, mut held: Held<H>) -> Result<(), Contradiction> {
+        let known = held.view <= ledger.view() && ledger.first_known() <= held.position;
+        let granted = ledger.locate(held.position).is_some_and(|slot| slot.shard == shard);
+        if known && granted && !ledger.is_decreed(shard, held.position) {
+            return Err(Contradiction { invariant: "I15", what: "a live shard's slots are said to be void" });
+        }
+        let (scope, next) = (self.scope, self.next);
+        let Some(stream) = self.streams.iter_mut().find(|s| s.shard == shard) else { return Ok(()) };
+        let from = stream.next_position.max(next);
+        if held.end() <= from {
+            return Ok(()); // Passed already.
+        }
+        held.cut_before(from);
+        stream.next_position = held.end();
+        if scope == Scope::All {
+            stream.queue.push_back(held);
+        }
         Ok(())
     }
 
@@ -187,10 +268,16 @@ impl<H: Clone> Merge<H> {
         let lost = self
             .handed
             .iter()
-            .find(|h| h.index == index && h.held.position >= failed.from && h.held.record.is_some())
+            .find(|h| h.index == index && h.held.position >= failed.from && h.held.is_record())
             .map(|h| h.held.position);
-        self.streams[index].failed = Some(*failed);
-        self.streams[index].queue.retain(|held| held.position < failed.from);
+        let stream = &mut self.streams[index];
+        stream.failed = Some(*failed);
+        stream.queue.retain(|held| held.position < failed.from);
+        if stream.next_lsn.is_some_and(|next| next > failed.lsn) {
+            // What was bound was delivered; the stream goes on with the first slot that was not, wherever that comes to lie.
+            stream.next_lsn = Some(failed.lsn);
+            stream.next_position = stream.next_position.min(failed.from);
+        }
         let Some(first_lost) = lost else { return };
         invariant!(I9, first_lost >= self.confirmed, "a failure at {first_lost} below the confirmed prefix");
         // Take back what was handed out from there on; live shards' records go to the front of their queues again.
@@ -219,6 +306,12 @@ impl<H: Clone> Merge<H> {
             return Ok(Some(Event::Fail { from }));
         }
         while let Some((index, held)) = self.take_ready(ledger) {
+            if matches!(held.content, Content::Unavailable) && held.position > self.confirmed {
+                // A subscriber may stop here: it knows first what it has.
+                let upto = held.position;
+                self.streams[index].queue.push_front(held);
+                return self.confirm(ledger, upto).map(Some);
+            }
             self.pass(ledger, index, &held);
             if let Some(event) = self.hand_out(ledger, index, held) {
                 return Ok(Some(event));
@@ -232,13 +325,19 @@ impl<H: Clone> Merge<H> {
     }
 
     fn take_ready(&mut self, ledger: &Ledger) -> Option<(usize, Held<H>)> {
+        // What is unavailable is bound: the gate may know so before the client does.
+        let may_go = |held: &Held<H>| !matches!(held.content, Content::Unavailable) || held.end() <= ledger.committed();
         if self.scope != Scope::All {
-            let held = self.streams.first_mut()?.queue.pop_front()?;
-            return Some((0, held));
+            let stream = self.streams.first_mut()?;
+            return if stream.queue.front().is_some_and(may_go) {
+                stream.queue.pop_front().map(|h| (0, h))
+            } else {
+                None
+            };
         }
         self.skip_decreed(ledger);
         let next = self.next;
-        let is_next = |s: &Stream<H>| s.queue.front().is_some_and(|held| held.position == next);
+        let is_next = |s: &Stream<H>| s.queue.front().is_some_and(|held| held.position == next && may_go(held));
         let index = match ledger.locate(next) {
             Some(slot) => {
                 self.streams.iter().position(|s| s.shard == slot.shard).filter(|i| is_next(&self.streams[*i]))
@@ -251,19 +350,45 @@ impl<H: Clone> Merge<H> {
 
     /// Slots of failed shards up to their lease end are no-ops by decree.
     fn skip_decreed(&mut self, ledger: &Ledger) {
-        while self.streams.iter().any(|s| s.failed.is_some()) {
-            let Some(slot) = ledger.locate(self.next) else { return };
-            let failed = self.streams.iter().find(|s| s.shard == slot.shard).and_then(|s| s.failed);
-            if !failed.is_some_and(|f| self.next >= f.from && self.next < f.lease_end) {
-                return;
-            }
+        if ledger.failed().next().is_none() && self.streams.iter().all(|s| s.failed.is_none()) {
+            return;
+        }
+        while let Some(slot) = ledger.locate(self.next).filter(|slot| ledger.is_decreed(slot.shard, self.next)) {
+            self.note_decreed(slot.shard, slot.lsn);
             self.next = self.next.plus(1);
+        }
+        for stream in &mut self.streams {
+            // What a gate said of the same positions.
+            while stream.queue.front().is_some_and(|h| matches!(h.content, Content::Decreed) && h.end() <= self.next) {
+                stream.queue.pop_front();
+            }
+            if let Some(held) = stream.queue.front_mut().filter(|h| matches!(h.content, Content::Decreed)) {
+                held.cut_before(self.next);
+            }
+        }
+    }
+
+    /// The next position is void. Kept with what is handed out: after another failure it has to be passed again, perhaps by
+    /// a ledger that does not go back so far.
+    fn note_decreed(&mut self, shard: ShardId, lsn: Lsn) {
+        let Some(index) = self.streams.iter().position(|s| s.shard == shard) else { return };
+        let next = self.next;
+        match self.handed.back_mut() {
+            Some(Handed { index: last, held })
+                if *last == index && matches!(held.content, Content::Decreed) && held.end() == next =>
+            {
+                held.count += 1;
+            }
+            _ => {
+                let held = Held { lsn, position: next, view: self.view, count: 1, content: Content::Decreed };
+                self.handed.push_back(Handed { index, held });
+            }
         }
     }
 
     /// Moves `next` past slots that are about to be handed out.
     fn pass(&mut self, ledger: &Ledger, index: usize, held: &Held<H>) {
-        let end = held.position.plus(held.count);
+        let end = held.end();
         self.next = match self.scope {
             Scope::All => end,
             // Positions between this slot and the shard's next one belong to others: they are passed too.
@@ -286,14 +411,17 @@ impl<H: Clone> Merge<H> {
             held.position
         );
         let stream = &self.streams[index];
-        let record = held.record.clone();
+        let (content, end) = (held.content.clone(), held.end());
         let (shard, position, view) = (stream.shard, held.position, held.view);
-        if position.plus(held.count) > self.confirmed {
+        if end > self.confirmed {
             self.handed.push_back(Handed { index, held });
         }
-        // I16: no-ops count as positions and never reach the user.
-        let record = record?;
-        Some(Event::Deliver { position, shard, record, speculative, view })
+        match content {
+            Content::Record(record) => Some(Event::Deliver { position, shard, record, speculative, view }),
+            Content::Unavailable => Some(Event::Unavailable { from: position, to: end }),
+            // I16: no-ops count as positions and never reach the user.
+            Content::NoOps | Content::Decreed => None,
+        }
     }
 
     /// First position that may not be confirmed because it was not handed out.
@@ -321,11 +449,11 @@ impl<H: Clone> Merge<H> {
                 break;
             }
             let shard = self.streams[front.index].shard;
-            let bound = ledger.position(shard, held.lsn);
+            let bound = ledger.position(shard, held.lsn).filter(|_| !matches!(held.content, Content::Decreed));
             if bound.is_some_and(|p| p != held.position) {
                 return Err(Contradiction { invariant: "I8", what: "a delivery is bound to another position" });
             }
-            if held.position.plus(held.count) > upto {
+            if held.end() > upto {
                 break;
             }
             self.handed.pop_front();

@@ -66,6 +66,16 @@ impl Duplicates {
         self.table.iter().map(|(client, s)| (*client, s.next_seq, s.last_lsn))
     }
 
+    /// The number expected of a session next; `None` when it is not known.
+    pub fn next_seq(&self, client: ClientId) -> Option<u64> {
+        self.find(client).map(|at| self.table[at].1.next_seq)
+    }
+
+    /// Whether sessions may have been forgotten.
+    pub fn is_full(&self) -> bool {
+        self.table.len() == self.sessions_max
+    }
+
     /// Takes a session over from another replica's table. Where its records are is not known until they are
     /// [`replay`](Self::replay)ed; retries of the others are refused.
     pub fn restore(&mut self, client: ClientId, next_seq: u64, last_lsn: Lsn) {

@@ -154,7 +154,8 @@ impl Ledger {
         self.spans.back().map(|s| (s.window, s.start))
     }
 
-    /// Failures that concern positions still known, newest last.
+    /// Failures, newest last: those that concern positions still known, and at least the newest
+    /// [`FAILURES_KEPT`](members::FAILURES_KEPT).
     pub fn failed(&self) -> impl DoubleEndedIterator<Item = &Failed> {
         self.failed.iter()
     }
@@ -277,8 +278,7 @@ impl Ledger {
             self.span_bytes -= span.held_bytes();
         }
         self.base = self.spans.front().map_or(self.committed, |s| s.start);
-        let base = self.base;
-        self.failed.retain(|f| f.lease_end > base);
+        self.forget_failures();
     }
 
     /// The newest span that begins at or before `window`.

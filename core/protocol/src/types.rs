@@ -211,6 +211,12 @@ pub enum Refusal {
     NotHere,
     /// The shard was failed by a view change and takes no appends.
     Failed,
+    /// The shard was lost as a whole and has returned, and the session did not know. A retry is not taken: the record may
+    /// have been bound and be missing.
+    OldView {
+        /// The view that the newest failure began.
+        view: u32,
+    },
     /// The shard takes no appends at present: it is grounded, leaving, or standing by.
     Closed {
         /// A shard that does.
@@ -234,6 +240,7 @@ impl fmt::Display for Refusal {
             ),
             Refusal::NotHere => write!(f, "the shard is not served by the node that was asked"),
             Refusal::Failed => write!(f, "the shard has failed and takes no appends"),
+            Refusal::OldView { view } => write!(f, "the shard was lost and returned in view {view}"),
             Refusal::Closed { instead } => write!(
                 f,
                 "the shard takes no appends at present (it is grounded, leaving or standing by); append to shard \
@@ -241,6 +248,21 @@ impl fmt::Display for Refusal {
             ),
         }
     }
+}
+
+/// What became of an append that was not answered, because its shard was lost as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is in the log, for ever.
+    Bound(Position),
+    /// It is not in the log and never will be.
+    NotInLog,
+    /// It is in its shard's log and waits to be bound.
+    Waiting,
+    /// The shard cannot say any more: what it knew of the session was trimmed, or lost with records that are unavailable.
+    Forgotten,
+    /// The shard is not served by the node that was asked.
+    NotHere,
 }
 
 /// A change that an operator asks for.

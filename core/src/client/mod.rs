@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use antelog_protocol::client::Event;
 use antelog_protocol::ledger::Ledger;
-use antelog_protocol::{ChangeError, Member, Position, Refusal, ShardId, WindowMode};
+use antelog_protocol::{ChangeError, Member, Outcome, Position, Refusal, ShardId, WindowMode};
 
 /// A record's bytes, shared between the merge (until confirmed) and the user.
 pub type Record = Arc<[u8]>;
@@ -28,6 +28,8 @@ pub enum Slot {
     NoOp,
     /// The log begins above the position, at the given one.
     Trimmed(Position),
+    /// The slot is bound, and its shard is lost at present or has returned without it: nobody can say what it holds.
+    Unavailable,
 }
 
 /// Who takes part in the log, and how it is ordered, by the newest grant.
@@ -68,7 +70,12 @@ pub trait SessionHandler {
     /// these answers and then appends what was refused, in the order of its numbers, to the shard named `instead`,
     /// before anything new: so its records keep their order. It need not ask when the shard takes appends again: the
     /// next append finds out.
+    ///
+    /// [`Refusal::Failed`]: the shard was lost as a whole before the append was sent.
     fn on_refused(&mut self, shard: ShardId, seq: u64, refusal: Refusal);
+    /// The append was under way when its shard was lost as a whole: whether the record is in the log is not known, and the
+    /// session does not send it again. [`Session::outcome`](session::Session::outcome) tells once the shard has returned.
+    fn on_unknown(&mut self, shard: ShardId, seq: u64);
     /// A subscription delivers, confirms or fails.
     fn on_event(&mut self, subscription: SubscriptionId, event: Event<Record>);
     /// A subscription ended: the log begins above its next position, at `head`.
@@ -77,6 +84,8 @@ pub trait SessionHandler {
     fn on_read(&mut self, token: u64, position: Position, slot: Slot);
     /// The answer to a question for the tail: the first position that was not bound.
     fn on_tail(&mut self, token: u64, position: Position);
+    /// The answer to what became of an append: bound, not in the log, or forgotten.
+    fn on_outcome(&mut self, _token: u64, _outcome: Outcome) {}
     /// The answer to a change, once the order stream shows it, or to a question for the membership.
     fn on_membership(&mut self, _token: u64, _answer: Result<Membership, ChangeError>) {}
     /// The connection to a gate came up (`error` is `None`) or was lost, or an attempt failed. The session goes on

@@ -4,7 +4,7 @@
 //! stream at one gate, merges what shards deliver, and redirects reads. All of it happens in [`Session::duty_cycle`]; calls
 //! in between only take note and stage. Nothing here blocks, sleeps or reads a clock.
 //!
-//! * `gate` — a connection and its ring; * `appends`, `streams`, `order`, `questions` — one module for each kind of
+//! * `gate` — a connection and its ring; * `routes` — which gate serves a shard; * `watch` — silence; * `appends`, `streams`, `order`, `questions` — one module for each kind of
 //!   traffic; they know nothing of connections but "began" and "ended".
 //!
 //! **Gates are not trusted.** Every number is checked before it is used; a gate that contradicts itself, the ledger or the
@@ -19,11 +19,13 @@ mod gate;
 mod options;
 mod order;
 mod questions;
+mod routes;
 mod streams;
+mod watch;
 
 use std::os::fd::RawFd;
 
-use antelog_protocol::client::Scope;
+use antelog_protocol::client::{Content, Scope};
 use antelog_protocol::limits::SHARDS_MAX;
 use antelog_protocol::wire::session::{ClusterMap, Reply, SESSION_HEAD_BYTES_MAX};
 use antelog_protocol::{Change, ClientId, Position, ShardId};
@@ -35,11 +37,13 @@ use super::{Record, SessionHandler, SubscriptionId};
 use crate::channel::{CAPACITY_BYTES_MAX, CAPACITY_BYTES_MIN, message_bytes_max};
 use crate::node::Waker;
 use crate::transport::{DownReason, Event, PeerId, Transport};
-use appends::Appends;
+use appends::{Appends, Settled};
 use gate::{Gate, Link};
-use order::{Order, Told};
-use questions::Questions;
+use order::{KEEP_ALIVE, Order, Told};
+use questions::{Known, Questions};
+use routes::Routes;
 use streams::{Got, Streams};
+use watch::Watch;
 
 /// Messages read from one gate before the merges are polled: bounds the work of one cycle.
 const MESSAGES_PER_CYCLE: usize = 256;
@@ -71,11 +75,13 @@ pub struct Session<T: Transport, D> {
     map: Option<ClusterMap>,
     gates: Vec<Gate>,
     seeds: Seeds,
+    routes: Routes,
     appends: Appends,
     pool: RecordPool,
     streams: Streams,
     order: Order,
     questions: Questions,
+    watch: Watch,
     /// Requests to the dialer that were not answered yet.
     dials: usize,
     /// An answer taken early, by `prepare_wait`.
@@ -98,11 +104,13 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
             map: None,
             gates: Vec::new(),
             seeds: Seeds { next: 0, dialing: None, wanted: true, failures: 0, retry_ns: 0 },
+            routes: Routes::default(),
             appends: Appends::default(),
             pool: RecordPool::new(POOL_RECORDS, POOL_BYTES),
             streams: Streams::new(options.stream_credit_bytes),
             order: Order::new(options.free_cuts_max),
             questions: Questions::default(),
+            watch: Watch::default(),
             dials: 0,
             dialed: None,
             random: options.random_seed | 1,
@@ -131,8 +139,8 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
         self.dialer.waker(waker);
     }
 
-    /// Appends a record to a shard and returns its number; exactly one `on_acknowledged` or `on_refused` with that number
-    /// follows, through any number of reconnects. Published by the next duty cycle.
+    /// Appends a record to a shard and returns its number; exactly one `on_acknowledged`, `on_refused` or `on_unknown` with
+    /// that number follows, through any number of reconnects and whichever replica is the primary. Published by the next duty cycle.
     ///
     /// # Errors
     /// [`AppendError`]; nothing was sent then.
@@ -196,6 +204,16 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
         self.timer_ns = 0;
     }
 
+    /// Asks what became of an append that this session or another made to a shard; `on_outcome` follows, after the shard's
+    /// return if it is lost.
+    ///
+    /// For what `on_unknown` said of this session's own appends. Numbers of appends that are not in the log are used again by
+    /// their session: another one may ask only about a session that appends no more.
+    pub fn outcome(&mut self, token: u64, shard: ShardId, client: ClientId, seq: u64) {
+        self.questions.outcome(token, shard, client, seq);
+        self.timer_ns = 0;
+    }
+
     /// Asks for a change of membership or ordering; `on_membership` follows once the order stream shows it done, or at once
     /// with the reason why it was not taken. Asked again after a lost connection, and made once.
     pub fn change(&mut self, token: u64, change: Change) {
@@ -238,7 +256,7 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
                 work += self.read_gate(gate, now_ns, handler);
             }
         }
-        let (events, fault) = self.streams.poll(self.order.ledger(), &self.appends, handler);
+        let (events, fault) = self.streams.poll(self.order.ledger(), &self.routes, handler);
         work += events;
         if let (Some(fault), Some(relay)) = (fault, self.order.relay()) {
             self.disconnect(relay, &fault, now_ns, handler);
@@ -296,7 +314,8 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
 
     /// Reads what a gate wrote, up to a limit.
     fn read_gate(&mut self, index: usize, now_ns: u64, handler: &mut impl SessionHandler) -> usize {
-        let (mut work, mut fault, mut note) = (0, None, None);
+        let (mut work, mut fault, mut heard) = (0, None, Heard::default());
+        let (least, most) = (self.options.backoff_min_ns.max(1), self.options.backoff_max_ns);
         while work < MESSAGES_PER_CYCLE {
             let Some(ring) = self.gates[index].ring() else { break };
             let message = match ring.peek() {
@@ -311,12 +330,14 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
                 }
             };
             let parts = Parts {
+                routes: &mut self.routes,
                 appends: &mut self.appends,
                 streams: &mut self.streams,
                 order: &mut self.order,
                 questions: &mut self.questions,
-                note: &mut note,
-                retry_ns: now_ns.saturating_add(self.options.backoff_max_ns),
+                heard: &mut heard,
+                now_ns,
+                pause_ns: (least, most.max(least)),
             };
             match Reply::decode(message) {
                 Ok(reply) => fault = parts.dispatch(index, &reply, handler).err(),
@@ -331,10 +352,8 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
         if work > 0 {
             self.gates[index].output = true;
         }
-        if let Some(note) = note {
-            handler.on_connection(&self.gates[index].address, Some(&note));
-            self.seeds.wanted = true;
-            self.timer_ns = 0;
+        if heard.not_here {
+            self.doubt();
         }
         if let Some(fault) = fault {
             self.disconnect(index, &fault, now_ns, handler);
@@ -344,11 +363,21 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
 
     /// Sends what is due, publishes and flushes.
     fn send(&mut self, now_ns: u64, handler: &mut impl SessionHandler) -> usize {
-        let mut work = self.appends.pump(&mut self.gates);
-        work += self.questions.pump(&mut self.gates, &self.appends);
-        let (sent, retry_ns) = self.streams.pump(&mut self.gates, now_ns);
-        work += sent;
-        self.timer_ns = self.timer_ns.min(retry_ns);
+        for (shard, first) in self.appends.take_asks() {
+            self.questions.resolve(shard, first);
+        }
+        let (mut work, append_ns) = self.appends.pump(&mut self.gates, now_ns);
+        let known = Known {
+            routes: &self.routes,
+            appends: &self.appends,
+            relay: self.order.relay(),
+            client: self.options.client,
+            now_ns,
+        };
+        let (asked, ask_ns) = self.questions.pump(&mut self.gates, &known, handler);
+        let (sent, stream_ns) = self.streams.pump(&mut self.gates, now_ns);
+        work += asked + sent;
+        self.timer_ns = self.timer_ns.min(append_ns).min(ask_ns).min(stream_ns).min(self.watch_ns(now_ns));
         self.order.pump(&mut self.gates);
         for index in 0..self.gates.len() {
             if let Some(at_ns) = self.gates[index].dial_at_ns() {
@@ -368,82 +397,138 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
 
 /// What a message may touch, while its bytes are borrowed from the ring.
 struct Parts<'a> {
+    routes: &'a mut Routes,
     appends: &'a mut Appends,
     streams: &'a mut Streams,
     order: &'a mut Order,
     questions: &'a mut Questions,
-    /// Something the owner should hear that is no reason to cut the gate off.
-    note: &'a mut Option<String>,
-    retry_ns: u64,
+    heard: &'a mut Heard,
+    now_ns: u64,
+    /// The shortest and the longest pause before somebody is asked again.
+    pause_ns: (u64, u64),
+}
+
+/// What a gate said that concerns the whole session.
+#[derive(Debug, Default)]
+struct Heard {
+    /// It does not serve what was asked of it: where it is served has to be learned.
+    not_here: bool,
 }
 
 impl Parts<'_> {
     /// Acts on one message. An error is what the gate did wrong.
     #[inline]
-    fn dispatch(self, gate: usize, reply: &Reply<'_>, handler: &mut impl SessionHandler) -> Result<(), String> {
-        let Parts { appends, streams, order, questions, note, retry_ns } = self;
+    fn dispatch(mut self, gate: usize, reply: &Reply<'_>, handler: &mut impl SessionHandler) -> Result<(), String> {
         match *reply {
             Reply::Deliver { stream, lsn, position, view, record, .. } => {
-                let got = Got { lsn, position, count: 1, view, record: Some(record) };
-                streams.on_slots(gate, order.ledger(), stream, got)
+                let got = Got { lsn, position, count: 1, view, content: Content::Record(record) };
+                self.streams.on_slots(gate, self.order.ledger(), stream, got)
             }
             Reply::Acknowledged { shard, seq, position } => {
-                if appends.settle(shard, seq, None)? {
+                if self.appends.acknowledged(shard, seq)? {
                     handler.on_acknowledged(shard, seq, position);
                 }
                 Ok(())
             }
             Reply::NoOps { stream, lsn, position, count, view } => {
-                let got = Got { lsn, position, count: count.into(), view, record: None };
-                streams.on_slots(gate, order.ledger(), stream, got)
+                let got = Got { lsn, position, count: count.into(), view, content: Content::NoOps };
+                self.streams.on_slots(gate, self.order.ledger(), stream, got)
             }
             Reply::Order { index, entry } => {
-                let told = order.on_entry(gate, index, entry)?;
-                act_on(told, order, streams, appends, handler);
-                questions.on_moved(order.ledger(), handler);
-                Ok(())
-            }
-            Reply::Snapshot { index, base, entries, view } => {
-                let told = order.on_snapshot(gate, (index, base, entries, view))?;
-                act_on(told, order, streams, appends, handler);
-                questions.on_moved(order.ledger(), handler);
-                Ok(())
-            }
-            Reply::Refused { shard, seq, refusal } => {
-                if appends.settle(shard, seq, Some(refusal))? {
-                    handler.on_refused(shard, seq, refusal);
+                if self.order.relay() == Some(gate) {
+                    self.order.heard(self.now_ns);
                 }
+                let told = self.order.on_entry(gate, index, entry)?;
+                self.act_on(told, handler);
                 Ok(())
             }
-            Reply::Trimmed { stream, head } => {
-                streams.on_trimmed(stream, head, handler);
-                Ok(())
-            }
-            Reply::NotHere { stream } => {
-                let shard = streams.on_not_here(stream, retry_ns);
-                *note =
-                    shard.map(|shard| format!("it does not serve shard {shard}; the cluster's map may be out of date"));
-                Ok(())
-            }
-            Reply::ReadIs { token, result } => questions.on_read(appends, token, result, handler),
-            Reply::TailIs { token, position, index } => {
-                questions.on_tail(order.ledger(), token, (position, index), handler)
-            }
-            Reply::ChangeIs { token, outcome } => questions.on_change(order.ledger(), token, outcome, handler),
+            _ => self.dispatch_rare(gate, reply, handler),
         }
     }
-}
 
-/// Tells the subscriptions what became of the ledger.
-fn act_on(told: Told, order: &Order, streams: &mut Streams, appends: &Appends, handler: &mut impl SessionHandler) {
-    match told {
-        Told::None => {}
-        Told::Moved => streams.on_moved(),
-        Told::ViewChanged => match order.ledger().failed().last() {
-            Some(failed) => streams.on_view_change(failed),
-            None => streams.on_moved(),
-        },
-        Told::ViewsMissed => streams.restart_all(order.ledger(), appends, handler),
+    fn dispatch_rare(
+        &mut self,
+        gate: usize,
+        reply: &Reply<'_>,
+        handler: &mut impl SessionHandler,
+    ) -> Result<(), String> {
+        let (now_ns, (least, most)) = (self.now_ns, self.pause_ns);
+        let until = |pauses: u32| now_ns.saturating_add(least.saturating_mul(1 << pauses.min(32)).min(most));
+        match *reply {
+            Reply::Decreed { stream, lsn, position, count, view } => {
+                let got = Got { lsn, position, count: count.into(), view, content: Content::Decreed };
+                self.streams.on_slots(gate, self.order.ledger(), stream, got)?;
+            }
+            Reply::Unavailable { stream, lsn, position, count, view } => {
+                let got = Got { lsn, position, count: count.into(), view, content: Content::Unavailable };
+                self.streams.on_slots(gate, self.order.ledger(), stream, got)?;
+            }
+            Reply::Snapshot { index, base, entries, view } => {
+                let told = self.order.on_snapshot(gate, (index, base, entries, view))?;
+                self.act_on(told, handler);
+            }
+            Reply::Refused { shard, attempt, seq, refusal } => {
+                match self.appends.refused((gate, shard, attempt), seq, refusal)? {
+                    Settled::Stale => {}
+                    Settled::Done => handler.on_refused(shard, seq, refusal),
+                    Settled::NotHere => {
+                        self.appends.pause(shard, until);
+                        self.heard.not_here = true;
+                    }
+                    Settled::Lost(view) => self.appends.on_lost(shard, view, handler),
+                }
+            }
+            Reply::Trimmed { stream, head } => self.streams.on_trimmed(stream, head, handler),
+            Reply::NotHere { stream } => {
+                self.streams.on_not_here(gate, stream, until);
+                self.heard.not_here = true;
+            }
+            Reply::ReadIs { token, result } => {
+                let routes = (&*self.routes, gate);
+                self.heard.not_here |= self.questions.on_read(routes, token, result, until, handler)?;
+            }
+            Reply::TailIs { token: KEEP_ALIVE, .. } if self.order.relay() == Some(gate) => self.order.is_there(now_ns),
+            Reply::TailIs { token, position, index } => {
+                self.questions.on_tail(self.order.ledger(), token, (position, index), handler)?;
+            }
+            Reply::ChangeIs { token, outcome } => {
+                self.questions.on_change(self.order.ledger(), token, outcome, handler)?;
+            }
+            Reply::OutcomeIs { token, outcome, next_seq } => {
+                let answer = (outcome, next_seq);
+                let not_here = self.questions.on_outcome(gate, token, answer, self.appends, until, handler)?;
+                self.heard.not_here |= not_here;
+            }
+            // Dispatched before.
+            Reply::Deliver { .. } | Reply::Acknowledged { .. } | Reply::NoOps { .. } | Reply::Order { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Tells everybody what became of the ledger.
+    fn act_on(&mut self, told: Told, handler: &mut impl SessionHandler) {
+        match told {
+            Told::None => return,
+            Told::Moved => self.streams.on_moved(),
+            Told::MembersChanged => self.reroute(),
+            Told::ViewChanged => {
+                if let Some(failed) = self.order.ledger().failed().last() {
+                    self.streams.on_view_change(failed);
+                }
+                self.appends.on_failures(self.order.ledger(), false, handler);
+                self.reroute();
+            }
+            Told::Anew { first } => {
+                self.streams.on_anew(self.order.ledger(), self.routes, handler);
+                self.reroute();
+                self.appends.on_failures(self.order.ledger(), first, handler);
+            }
+        }
+        self.questions.on_moved(self.order.ledger(), handler);
+    }
+
+    fn reroute(&mut self) {
+        watch::reroute(self.routes, self.appends, self.streams, self.order, self.questions);
     }
 }
 

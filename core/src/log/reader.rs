@@ -56,6 +56,11 @@ impl LogReader {
         &self.shared.region
     }
 
+    /// Whether no entry is kept: none was ever written, or none since the log began anew.
+    pub fn is_empty(&self) -> bool {
+        self.shared.head() == self.shared.tail()
+    }
+
     /// A cursor at the first slot kept.
     pub fn first(&self) -> Result<Cursor, Overrun> {
         let at = self.shared.head();

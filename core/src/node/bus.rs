@@ -1,11 +1,11 @@
 //! Messages between a gate and a shard of the same process, over two `spsc` queues, and the shard's published progress.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use antelog_protocol::wire::change::{ChangeOutcome, change_code, change_from, outcome_code, outcome_from};
-use antelog_protocol::wire::session::{refusal_code, refusal_from};
-use antelog_protocol::{Change, ClientId, Lsn, Position, Refusal, ShardId};
+use antelog_protocol::wire::session::{append_outcome_code, append_outcome_from, refusal_code, refusal_from};
+use antelog_protocol::{Change, ClientId, Lsn, Outcome, Position, Refusal, ShardId};
 
 use crate::channel::spsc::{Consumer, Producer};
 use crate::log::LogReader;
@@ -25,7 +25,7 @@ pub enum ToShard<'a> {
     Append {
         /// The session.
         client: ClientId,
-        /// The gate's number of the session's connection.
+        /// The gate's number of the session's connection, or of its newest attempt to append to this shard.
         connection: u32,
         /// The session's number for it.
         seq: u64,
@@ -45,6 +45,17 @@ pub enum ToShard<'a> {
         token: u64,
         /// What is to change.
         change: Change,
+    },
+    /// Ask what became of an append.
+    Outcome {
+        /// The session that asks.
+        asker: ClientId,
+        /// The session's number for it.
+        token: u64,
+        /// The session that appended.
+        client: ClientId,
+        /// Its number for the append.
+        seq: u64,
     },
 }
 
@@ -111,6 +122,17 @@ pub enum ToGate<'a> {
         /// What became of it.
         outcome: ChangeOutcome,
     },
+    /// The answer to `Outcome`.
+    OutcomeIs {
+        /// The session that asked.
+        asker: ClientId,
+        /// The session's number for it.
+        token: u64,
+        /// What became of the append.
+        outcome: Outcome,
+        /// The number that the shard expects of the appending session next.
+        next_seq: u64,
+    },
 }
 
 /// The head of an append message; the record follows it.
@@ -140,6 +162,17 @@ pub fn change(client: ClientId, token: u64, change: Change) -> [u8; 32] {
     bytes[4..8].copy_from_slice(&detail.to_le_bytes());
     bytes[8..24].copy_from_slice(&client.0.to_le_bytes());
     bytes[24..].copy_from_slice(&token.to_le_bytes());
+    bytes
+}
+
+/// An `Outcome` message.
+pub fn outcome(asker: ClientId, token: u64, client: ClientId, seq: u64) -> [u8; 56] {
+    let mut bytes = [0; 56];
+    bytes[0] = 4;
+    bytes[8..24].copy_from_slice(&asker.0.to_le_bytes());
+    bytes[24..32].copy_from_slice(&token.to_le_bytes());
+    bytes[32..48].copy_from_slice(&client.0.to_le_bytes());
+    bytes[48..].copy_from_slice(&seq.to_le_bytes());
     bytes
 }
 
@@ -176,6 +209,12 @@ pub fn to_shard(bytes: &[u8]) -> ToShard<'_> {
         3 => match change_from(u16_at(bytes, 2), u32_at(bytes, 4)) {
             Ok(change) => ToShard::Change { client: client_at(bytes, 8), token: u64_at(bytes, 24), change },
             Err(error) => unreachable!("a message to a shard asks for no change: {error}"),
+        },
+        4 => ToShard::Outcome {
+            asker: client_at(bytes, 8),
+            token: u64_at(bytes, 24),
+            client: client_at(bytes, 32),
+            seq: u64_at(bytes, 48),
         },
         tag => unreachable!("no message to a shard has the tag {tag}"),
     }
@@ -244,6 +283,14 @@ pub fn change_is(client: ClientId, token: u64, outcome: ChangeOutcome) -> [u8; A
     bytes
 }
 
+/// An `OutcomeIs` message.
+pub fn outcome_is(asker: ClientId, token: u64, outcome: Outcome, next_seq: u64) -> [u8; ANSWER_BYTES] {
+    let (code, detail) = append_outcome_code(outcome);
+    let mut bytes = answer(8, code, asker, token, detail);
+    bytes[40..].copy_from_slice(&next_seq.to_le_bytes());
+    bytes
+}
+
 /// Reads a message to the gate. The queue carries only this module's messages: anything else is a bug and panics.
 pub fn to_gate(bytes: &[u8]) -> ToGate<'_> {
     match bytes[0] {
@@ -274,6 +321,12 @@ pub fn to_gate(bytes: &[u8]) -> ToGate<'_> {
             entries: u32_at(bytes, 24),
         },
         7 => ToGate::SnapshotEntry { entry: &bytes[8..] },
+        8 => ToGate::OutcomeIs {
+            asker: client_at(bytes, 8),
+            token: u64_at(bytes, 24),
+            outcome: append_outcome_from(bytes[1], u64_at(bytes, 32)).unwrap_or(Outcome::Forgotten),
+            next_seq: u64_at(bytes, 40),
+        },
         tag => unreachable!("no message to a gate has the tag {tag}"),
     }
 }
@@ -282,7 +335,8 @@ pub fn to_gate(bytes: &[u8]) -> ToGate<'_> {
 #[derive(Debug, Default)]
 pub struct Progress {
     deliverable: AtomicU64,
-    serving: AtomicBool,
+    /// One more than the epoch in which the replica leads; 0 while it does not.
+    serving: AtomicU64,
 }
 
 impl Progress {
@@ -292,15 +346,15 @@ impl Progress {
         Lsn(self.deliverable.load(Ordering::Acquire))
     }
 
-    /// Whether the replica leads its shard, so that its log may be delivered and appends taken.
+    /// The epoch in which the replica leads its shard, so that its log may be delivered and appends taken.
     #[inline]
-    pub fn is_serving(&self) -> bool {
-        self.serving.load(Ordering::Acquire)
+    pub fn serving(&self) -> Option<u32> {
+        self.serving.load(Ordering::Acquire).checked_sub(1).map(|epoch| epoch as u32)
     }
 
-    /// The replica leads its shard from now on, or does no more.
-    pub fn set_serving(&self, serving: bool) {
-        self.serving.store(serving, Ordering::Release);
+    /// The replica leads its shard from now on, in this epoch, or does no more.
+    pub fn set_serving(&self, epoch: Option<u32>) {
+        self.serving.store(epoch.map_or(0, |epoch| u64::from(epoch) + 1), Ordering::Release);
     }
 
     /// Publishes the slot; entries below it are in the region.
@@ -371,6 +425,7 @@ mod tests {
             Refusal::NotHere,
             Refusal::Failed,
             Refusal::Closed { instead: ShardId(700) },
+            Refusal::OldView { view: 9 },
         ] {
             let connection = 0xAABB_CCDD;
             let said = ToGate::Refused { client, connection, seq: 7, refusal };
@@ -385,6 +440,13 @@ mod tests {
         assert_eq!(to_gate(&read_index_is(1, 2)), ToGate::ReadIndexIs { token: 1, index: 2 });
         let asked = Change::Leave(ShardId(0x0102));
         assert_eq!(to_shard(&change(client, 8, asked)), ToShard::Change { client, token: 8, change: asked });
+        let other = ClientId(5);
+        let asked = ToShard::Outcome { asker: client, token: 8, client: other, seq: 9 };
+        assert_eq!(to_shard(&outcome(client, 8, other, 9)), asked);
+        for outcome in [Outcome::Bound(position), Outcome::NotInLog, Outcome::Forgotten, Outcome::NotHere] {
+            let said = ToGate::OutcomeIs { asker: client, token: 8, outcome, next_seq: 3 };
+            assert_eq!(to_gate(&outcome_is(client, 8, outcome, 3)), said);
+        }
         for outcome in [Ok(7), Err(ChangeError::LastShard(ShardId(0x0102)))] {
             assert_eq!(to_gate(&change_is(client, 8, outcome)), ToGate::ChangeIs { client, token: 8, outcome });
         }

@@ -31,8 +31,8 @@ use crate::transport::{Event, PeerId, RegionKey, Transport};
 const RELAY_ENTRIES_MAX: usize = 4096;
 /// Bytes of order entries kept to relay.
 const RELAY_BYTES_MAX: usize = 1 << 20;
-/// Questions for the tail that wait at a time, all clients together.
-const TAILS_MAX: usize = 256;
+/// Questions for the tail of one client that wait at a time.
+const TAILS_MAX: usize = 64;
 
 /// Run-time options of a gate.
 #[derive(Clone, Debug)]
@@ -97,8 +97,12 @@ struct GateCounters {
 struct Common {
     config: GateConfig,
     ports: Vec<ShardPort>,
+    /// The epoch in which the replica of each port leads, as of this cycle.
+    serving: Vec<Option<u32>>,
     /// First slot that may not be delivered, of each port, as of this cycle.
     deliverable: Vec<Lsn>,
+    /// Connections and attempts to append so far: their numbers.
+    connections: u32,
     ledger: Ledger,
     relay: OrderLog,
     tails: VecDeque<TailQuestion>,
@@ -108,7 +112,7 @@ struct Common {
     counters: GateCounters,
 }
 
-/// Where a shard is served.
+/// Where a shard is served, by what the order log says of it.
 enum Served {
     /// By this process's replica at this port.
     Here(usize),
@@ -116,21 +120,31 @@ enum Served {
     Soon,
     /// By another process.
     Elsewhere,
+    /// Nowhere: it is lost as a whole. Any gate tells what is bound and what is void.
+    Lost,
 }
 
 impl Common {
-    /// Where a shard is served, by what the order log says of it.
     fn served(&self, shard: ShardId) -> Served {
         let ports = || self.ports.iter().enumerate().filter(|(_, p)| p.shard == shard);
-        if let Some((port, _)) = ports().find(|(_, p)| p.progress.is_serving()) {
-            return Served::Here(port);
+        let Some(membership) = self.ledger.membership(shard) else {
+            return if ports().next().is_some() { Served::Soon } else { Served::Elsewhere };
+        };
+        if membership.has_failed() {
+            return Served::Lost;
         }
-        let primary = self.ledger.membership(shard).filter(|m| !m.has_failed()).map(|m| m.primary);
-        match ports().next() {
+        match ports().find(|(_, p)| p.replica == membership.primary) {
+            // The replica may know more of the order log than the gate, or less.
+            Some((port, _)) if self.serving[port] == Some(membership.epoch) => Served::Here(port),
+            Some(_) => Served::Soon,
             None => Served::Elsewhere,
-            Some(_) if primary.is_none_or(|primary| ports().any(|(_, p)| p.replica == primary)) => Served::Soon,
-            Some(_) => Served::Elsewhere,
         }
+    }
+
+    /// A number that no connection and no attempt has had.
+    fn next_connection(&mut self) -> u32 {
+        self.connections = self.connections.wrapping_add(1);
+        self.connections
     }
 }
 
@@ -141,8 +155,6 @@ pub struct GateAgent<T: Transport> {
     clients: Vec<Option<Box<Client>>>,
     memory: Vec<Option<SlotMemory>>,
     sessions: HashMap<ClientId, usize>,
-    /// Connections so far: their numbers.
-    connections: u32,
     mailbox: Mailbox<Admission<T::Link>>,
     notices: Sender<Notice>,
     events: Box<[Event]>,
@@ -164,11 +176,13 @@ impl<T: Transport> GateAgent<T> {
             pushed_back: parts.counters.register("pushed_back"),
         };
         let common = Common {
+            serving: vec![None; parts.ports.len()],
             deliverable: vec![Lsn(0); parts.ports.len()],
+            connections: 0,
             ports: parts.ports,
             ledger: Ledger::new(parts.config.free_cuts_max),
             relay: OrderLog::new(0, RELAY_ENTRIES_MAX, RELAY_BYTES_MAX),
-            tails: VecDeque::with_capacity(TAILS_MAX),
+            tails: VecDeque::new(),
             next_tail_token: 0,
             queue_full: None,
             counters,
@@ -180,7 +194,6 @@ impl<T: Transport> GateAgent<T> {
             clients: (0..slots).map(|_| None).collect(),
             memory: (0..slots).map(|_| None).collect(),
             sessions: HashMap::with_capacity(slots),
-            connections: 0,
             mailbox: parts.mailbox,
             notices: parts.notices,
             events: vec![Event::Notified { peer: PeerId(0), value: 0 }; 64].into_boxed_slice(),
@@ -214,8 +227,7 @@ impl<T: Transport> GateAgent<T> {
         let capacity = self.common.config.ring_bytes;
         let ring = Ring::new(memory.incoming.clone(), memory.staging.clone(), memory.staging_key, capacity, ring_bytes);
         self.transport.admit(PeerId(slot as u16), link, std::slice::from_ref(&memory.incoming));
-        self.connections = self.connections.wrapping_add(1);
-        let identity = (session, self.connections);
+        let identity = (session, self.common.next_connection());
         self.clients[slot] = Some(Box::new(Client::new(identity, ring, &self.common.config, self.common.ports.len())));
         self.sessions.insert(session, slot);
         self.common.counters.clients.set(self.sessions.len() as u64);
@@ -239,7 +251,9 @@ impl<T: Transport> GateAgent<T> {
     fn drop_client(&mut self, slot: usize) {
         self.transport.fence(PeerId(slot as u16));
         if let Some(client) = self.clients[slot].take() {
-            self.sessions.remove(&client.session());
+            let session = client.session();
+            self.sessions.remove(&session);
+            self.common.tails.retain(|question| question.client != session);
         }
         self.common.counters.clients.set(self.sessions.len() as u64);
     }
@@ -275,7 +289,7 @@ impl<T: Transport> GateAgent<T> {
                     }
                     ToGate::Refused { client, connection, seq, refusal } => {
                         if let Some(client) = client_of(&self.sessions, &mut self.clients, &mut last, client) {
-                            client.refused(port, connection, Answer::Refused { shard, seq, refusal });
+                            client.refused(port, connection, (shard, seq), refusal);
                         }
                     }
                     ToGate::Order { index, entry } if port == 0 => {
@@ -298,6 +312,11 @@ impl<T: Transport> GateAgent<T> {
                             question.index.get_or_insert(index);
                         }
                     }
+                    ToGate::OutcomeIs { asker, token, outcome, next_seq } => {
+                        if let Some(client) = client_of(&self.sessions, &mut self.clients, &mut 0, asker) {
+                            client.outcome(Answer::Outcome { token, outcome, next_seq });
+                        }
+                    }
                     ToGate::ChangeIs { client, token, outcome } => {
                         if let Some(client) = client_of(&self.sessions, &mut self.clients, &mut 0, client) {
                             client.reply(Answer::Changed { token, outcome });
@@ -317,7 +336,7 @@ impl<T: Transport> GateAgent<T> {
             let (token, position) = (question.client_token, self.common.ledger.committed());
             let answer = Answer::Tail { token, position, index: applied };
             if let Some(client) = client_of(&self.sessions, &mut self.clients, &mut 0, question.client) {
-                client.reply(answer);
+                client.tail(answer);
             }
             self.common.tails.pop_front();
             count += 1;
@@ -325,13 +344,15 @@ impl<T: Transport> GateAgent<T> {
         count
     }
 
-    /// Notes how far shards may be delivered; returns whether anything moved.
+    /// Notes who leads and how far shards may be delivered; returns whether anything moved.
     fn look_at_progress(&mut self) -> usize {
         let mut moved = 0;
-        for (port, seen) in self.common.ports.iter().zip(&mut self.common.deliverable) {
-            let deliverable = port.progress.deliverable();
-            if deliverable != *seen {
-                *seen = deliverable;
+        let Common { ports, serving, deliverable, .. } = &mut self.common;
+        for (port, seen) in ports.iter().zip(serving.iter_mut().zip(deliverable)) {
+            // In this order: what a new primary may deliver is published before it serves.
+            let now = (port.progress.serving(), port.progress.deliverable());
+            if now != (*seen.0, *seen.1) {
+                (*seen.0, *seen.1) = now;
                 moved = 1;
             }
         }
@@ -416,11 +437,13 @@ impl<T: Transport> Agent for GateAgent<T> {
     }
 
     fn prepare_wait(&mut self) -> bool {
-        let progress = self.common.ports.iter().zip(&self.common.deliverable);
+        let seen = self.common.serving.iter().zip(&self.common.deliverable);
         self.transport.prepare_wait()
             || self.mailbox.waits()
             || self.common.ports.iter().any(|p| !p.answers.is_empty())
             || self.common.queue_full.is_some_and(|(port, bytes)| self.common.ports[port].requests.room() >= bytes)
-            || progress.into_iter().any(|(port, seen)| port.progress.deliverable() != *seen)
+            || self.common.ports.iter().zip(seen).any(|(port, (serving, deliverable))| {
+                (port.progress.serving(), port.progress.deliverable()) != (*serving, *deliverable)
+            })
     }
 }

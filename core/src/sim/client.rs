@@ -333,6 +333,7 @@ impl<O: Overlay> SimClient<O> {
                         work += 1;
                     }
                     Err(AppendError::NotConnectedYet) => writer.pushed_back(now_ns + 100_000),
+                    Err(AppendError::Lost(_)) => writer.pushed_back(now_ns + 100_000),
                     Err(AppendError::Full) => {
                         let many = session.outstanding() >= common.knobs.outstanding_max as usize;
                         pushed_back[usize::from(many)] += 1;
@@ -422,6 +423,12 @@ impl<O: Overlay> SessionHandler for Desk<O> {
         self.answered.extend(record);
     }
 
+    fn on_unknown(&mut self, shard: ShardId, seq: u64) {
+        let record = self.common.oracle.borrow_mut().unknown(self.session, shard.0, seq);
+        self.note(Kind::Refused, record.map_or(u64::MAX, u64::from), shard.0.into(), 1);
+        self.answered.extend(record);
+    }
+
     fn on_event(&mut self, id: SubscriptionId, event: Event<Record>) {
         let (now_ns, compute_ns) = (self.now_ns, self.rng.below(2 * self.compute_ns + 1));
         let Some(subscription) = self.subscription(id) else { return };
@@ -435,7 +442,7 @@ impl<O: Overlay> SessionHandler for Desk<O> {
                 self.note(Kind::Deliver, number as u64, position.0, speculative.into());
             }
             Event::Confirm { upto } => self.note(Kind::Confirm, number as u64, upto.0, 0),
-            Event::Fail { .. } => {}
+            Event::Fail { .. } | Event::Unavailable { .. } => {}
         }
     }
 
@@ -455,6 +462,7 @@ impl<O: Overlay> SessionHandler for Desk<O> {
             Slot::Record(record) => Answer::Record(record),
             Slot::NoOp => Answer::NoOp,
             Slot::Trimmed(head) => Answer::Trimmed(head.0),
+            Slot::Unavailable => Answer::Unavailable,
         };
         self.common.oracle.borrow_mut().read(position.0, &answer);
         self.note(Kind::Read, position.0, 0, 0);

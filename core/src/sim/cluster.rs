@@ -6,7 +6,7 @@ use std::sync::mpsc::Sender;
 
 use antelog_protocol::sequencer::{MemberConfig, SequencerConfig};
 use antelog_protocol::shard::ShardConfig;
-use antelog_protocol::wire::session::ClusterMap;
+use antelog_protocol::wire::session::{ClusterMap, ShardGates};
 use antelog_protocol::{ReplicaId, ShardId};
 
 use super::control::Line;
@@ -195,7 +195,8 @@ pub(super) fn build<O: Overlay>(
         tick_ns: knobs.tick_ns,
         record_bytes_max: knobs.record_bytes_max,
         outstanding_max: knobs.outstanding_max,
-        shards: (0..knobs.shards).map(|s| (ShardId(s), format!("gate-{}", usize::from(s) % processes))).collect(),
+        suspect_ns: knobs.suspect_ns,
+        shards: (0..knobs.shards).map(|s| gates_of(knobs, s)).collect(),
         ordering: knobs.ordering.name().into(),
     };
     let mut cluster = Cluster {
@@ -217,6 +218,12 @@ pub(super) fn build<O: Overlay>(
         cluster.born.extend(part.birth);
     }
     Ok(cluster)
+}
+
+/// The gates beside a shard's replicas.
+fn gates_of(knobs: &Knobs, shard: u16) -> ShardGates {
+    let gate = |number: u16| (number, format!("gate-{}", (shard + number) % knobs.processes));
+    ShardGates { shard: ShardId(shard), gates: (0..=knobs.backups).map(gate).collect() }
 }
 
 /// The connections that are kept up: of every replica to the sequencer and to those of its shard with higher numbers.

@@ -102,6 +102,7 @@ pub(super) enum Answer<'a> {
     Record(&'a [u8]),
     NoOp,
     Trimmed(u64),
+    Unavailable,
 }
 
 /// Things that a run reached, as counts.
@@ -117,6 +118,9 @@ pub(super) struct Reached {
     pub(super) region_full: u64,
     pub(super) closed: u64,
     pub(super) fails: u64,
+    /// Bound positions that nobody could show, as often as it was said.
+    pub(super) unavailable: u64,
+    pub(super) unknown: u64,
     /// Deliveries of a shard that was lost before they were bound.
     pub(super) void_deliveries: u64,
 }
@@ -397,7 +401,7 @@ impl Oracle {
         // A retry from before what the shard remembers, or of what it forgot when it was lost: it may be in the log, and
         // nobody can say where.
         let lost = self.order.members.failures.iter().any(|f| f.shard == shard);
-        let forgotten = refusal == Refusal::Forgotten && self.may_trim || lost;
+        let forgotten = refusal == Refusal::Forgotten && (self.may_trim || lost);
         record.fate = if forgotten { Fate::Abandoned } else { Fate::Refused };
         let written = record.lsn.filter(|_| !forgotten);
         self.open -= 1;
@@ -408,6 +412,23 @@ impl Oracle {
             let what = format!("record {number} is refused ({refusal}) and is slot {lsn} of shard {shard}");
             self.complain(Violation::new("I3", what));
         }
+        Some(number)
+    }
+
+    /// The append's shard was lost: it may or may not be in the log.
+    pub(super) fn unknown(&mut self, session: u32, shard: u16, seq: u64) -> Option<u32> {
+        let Some(number) = self.open_record(session, shard, seq) else {
+            let what = format!("session {session}: number {seq} of shard {shard} is unknown and not open");
+            self.complain(Violation::new("I3", what));
+            return None;
+        };
+        if self.order.members.failures.iter().all(|f| f.shard != shard) {
+            let what = format!("record {number} is unknown, and shard {shard} was never lost");
+            self.complain(Violation::new("I10", what));
+        }
+        self.reached.unknown += 1;
+        self.records[number as usize].fate = Fate::Abandoned;
+        self.open -= 1;
         Some(number)
     }
 

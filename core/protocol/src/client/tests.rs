@@ -19,7 +19,8 @@ fn slots(
     view: u32,
     record: Option<&'static str>,
 ) -> Slots<&'static str> {
-    Slots { shard, lsn: Lsn(lsn), position: Position(position), count, view, record }
+    let content = record.map_or(Content::NoOps, Content::Record);
+    Slots { shard, lsn: Lsn(lsn), position: Position(position), count, view, content }
 }
 
 /// Two shards with quotas 2 and 1, windows of 10 cuts: cut `c` covers a a b at 3c, 3c + 1, 3c + 2.
@@ -81,6 +82,7 @@ impl Rig {
                 }
                 Event::Confirm { upto } => alloc::format!("={upto}"),
                 Event::Fail { from } => alloc::format!("!{from}"),
+                Event::Unavailable { from, to } => alloc::format!("x{from}-{to}"),
             });
         }
         events

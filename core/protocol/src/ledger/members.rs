@@ -9,6 +9,9 @@ use crate::wire::order::{
     Decree, ShardChange, ShardChangeHead, encode_cut, encode_decree, encode_grant, encode_shard_change,
 };
 
+/// Failures remembered even when all they made void is forgotten: clients ask about them late.
+pub const FAILURES_KEPT: usize = 1024;
+
 /// A shard lost as a whole: its slots from `from` to `lease_end` are no-ops by decree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failed {
@@ -72,6 +75,36 @@ impl Ledger {
     /// Whether a shard is lost at present.
     pub fn has_failed(&self, shard: ShardId) -> bool {
         self.membership(shard).is_some_and(Membership::has_failed)
+    }
+
+    /// The newest failure of a shard that is remembered.
+    pub fn last_failure(&self, shard: ShardId) -> Option<&Failed> {
+        self.failed.iter().rev().find(|f| f.shard == shard)
+    }
+
+    /// Whether a position that the shard was granted is a no-op because the shard was lost before it was bound.
+    pub fn is_decreed(&self, shard: ShardId, position: Position) -> bool {
+        // Leases end in the order of the failures.
+        let mut concerned = self.failed.iter().rev().take_while(|f| f.lease_end > position);
+        concerned.any(|f| f.shard == shard && f.from <= position)
+    }
+
+    /// The first positions at or above `from` and below `to` that were to be a shard's and are void, because it was lost:
+    /// where they begin, and how many follow each other.
+    pub fn decreed_run(&self, shard: ShardId, from: Position, to: Position) -> Option<(Position, u64)> {
+        self.failed.iter().filter(|f| f.shard == shard).find_map(|f| {
+            let (from, to) = (from.max(f.from), to.min(f.lease_end));
+            let begin = self.spans.partition_point(|s| s.end() <= from);
+            let spans = self.spans.range(begin..).take_while(|s| s.start < to);
+            let (first, count) = spans.filter_map(|s| s.given_run(shard, from)).next()?;
+            (first < to).then(|| (first, count.min(to.0 - first.0)))
+        })
+    }
+
+    pub(super) fn forget_failures(&mut self) {
+        while self.failed.len() > FAILURES_KEPT && self.failed[0].lease_end <= self.base {
+            self.failed.pop_front();
+        }
     }
 
     fn membership_mut(&mut self, shard: ShardId) -> &mut Membership {
@@ -170,12 +203,12 @@ impl Ledger {
             let len = encode_shard_change(buffer, head, &m.members);
             say(&buffer[..len]);
         }
-        let Some(first) = self.snapshot_first() else { return count };
-        for f in self.failed.iter().filter(|f| f.lease_end > self.spans[first].start) {
+        for f in &self.failed {
             let Failed { shard, view, from, lease_end, lsn } = *f;
             let len = encode_decree(buffer, &Decree { view, shard, from, lease_end, lsn });
             say(&buffer[..len]);
         }
+        let Some(first) = self.snapshot_first() else { return count };
         for (index, span) in self.spans.iter().enumerate().skip(first) {
             let from = if index == first { Some(self.bound) } else { None };
             let (head, members) = span.grant_from(from, self.view);

@@ -311,6 +311,21 @@ impl Span {
         }
     }
 
+    /// The first position at or above one that a fixed span has given to a member, void or not, and how many follow it.
+    pub(super) fn given_run(&self, shard: ShardId, position: Position) -> Option<(Position, u64)> {
+        let index = self.member_index(shard)?;
+        let quota = u64::from(self.members[index].quota);
+        if self.mode != WindowMode::Fixed || quota == 0 {
+            return None;
+        }
+        let offset = position.0.saturating_sub(self.start.0);
+        let (cut, inside) = (offset / self.quota_sum, offset % self.quota_sum);
+        let passed = inside.saturating_sub(self.before[index]);
+        let (cut, passed) = if passed < quota { (cut, passed) } else { (cut + 1, 0) };
+        let first = self.start.plus(cut * self.quota_sum + self.before[index] + passed);
+        (cut < self.cuts_total()).then_some((first, quota - passed))
+    }
+
     /// First slot of a member at or above a position, if the span reaches that far.
     pub(super) fn first_lsn_at(&self, shard: ShardId, position: Position) -> Option<Lsn> {
         let index = self.member_index(shard)?;

@@ -4,9 +4,9 @@
 //! where it stands. `PROTOCOL.md` §6.
 
 use super::{Pending, Shard, ShardConfig, ShardOut};
-use crate::duplicates::Duplicates;
+use crate::duplicates::{Duplicates, Verdict};
 use crate::ledger::Ledger;
-use crate::types::{ClientId, Lsn, WindowMode};
+use crate::types::{ClientId, Lsn, Outcome, Refusal, WindowMode};
 
 /// What a replica brings along.
 #[derive(Debug)]
@@ -71,6 +71,27 @@ impl Shard {
         self.report_if_reached(now_ns, out);
         self.fill_when_granted(now_ns, out);
         self.send_report(now_ns, out);
+    }
+
+    /// What became of a session's append, and which number is expected of it next. `whole`: the log is kept from its first
+    /// slot on. Where it is not, records may be missing that were bound, if the shard was ever lost; a table that is full may
+    /// have forgotten the session.
+    pub fn outcome(&self, client: ClientId, seq: u64, whole: bool) -> (Outcome, u64) {
+        let known = self.duplicates.next_seq(client);
+        let shard = self.config.shard;
+        let exact = match known {
+            Some(_) => whole || self.ledger.last_failure(shard).is_none(),
+            None => whole && !self.duplicates.is_full(),
+        };
+        let outcome = match self.duplicates.judge(client, seq) {
+            Verdict::Retry(lsn) if lsn < self.committed => {
+                self.ledger.position(shard, lsn).map_or(Outcome::Forgotten, Outcome::Bound)
+            }
+            Verdict::Retry(_) => Outcome::Waiting,
+            Verdict::New | Verdict::Refuse(Refusal::Gap { .. } | Refusal::UnknownSession) if exact => Outcome::NotInLog,
+            Verdict::New | Verdict::Refuse(_) => Outcome::Forgotten,
+        };
+        (outcome, known.unwrap_or(0))
     }
 
     /// The state of the order log, of a primary that is one no more.

@@ -4,12 +4,13 @@
 //! * [`entry`]: the 64-byte header of an entry in a shard's log region;
 //! * [`order`]: entries of the order log;
 //! * [`node`]: messages between replicas and the sequencer;
-//! * [`session`]: messages between clients and gates, and the cluster map.
+//! * [`session`]: messages between clients and gates; * [`map`]: the cluster map that a gate hands out.
 //!
 //! The version of all of them is the hand-shake's: peers of another version are refused before any of this is read.
 
 pub mod change;
 pub mod entry;
+pub mod map;
 pub mod node;
 pub mod order;
 pub mod session;

@@ -1,13 +1,11 @@
-//! Messages between clients and gates, and the cluster map a gate hands out.
+//! Messages between clients and gates.
 //!
 //! Each message has a fixed head; a record's bytes follow the heads of `Append`, `Deliver` and `ReadIs`.
 
-use alloc::string::String;
-use alloc::vec::Vec;
-
 use super::change::{ChangeOutcome, change_code, change_from, outcome_code, outcome_from};
+pub use super::map::{ClusterMap, ShardGates};
 use super::{DecodeError, Reader, Writer};
-use crate::types::{Change, ClientId, Lsn, Position, Refusal, ShardId};
+use crate::types::{Change, ClientId, Lsn, Outcome, Position, Refusal, ShardId};
 
 /// Bytes that hold the head of any session message.
 pub const SESSION_HEAD_BYTES_MAX: usize = 80;
@@ -19,6 +17,10 @@ pub enum Request<'a> {
     Append {
         /// The shard.
         shard: ShardId,
+        /// How often the session has begun anew to send this shard what is outstanding: refusals say which time they answer.
+        attempt: u32,
+        /// The session knows of all of the shard's failures up to this view.
+        view: u32,
         /// Number of the record in this session and shard, from 0.
         seq: u64,
         /// The record.
@@ -49,6 +51,8 @@ pub enum Request<'a> {
     },
     /// Relay the order stream on this connection, beginning with a snapshot.
     Follow,
+    /// Relay the order stream no more.
+    Unfollow,
     /// Read the record at a position; answered when the position is bound.
     Read {
         /// Chosen by the client.
@@ -73,6 +77,17 @@ pub enum Request<'a> {
         /// What is to change.
         change: Change,
     },
+    /// Ask what became of an append, of this session or of another.
+    Outcome {
+        /// Chosen by the client.
+        token: u64,
+        /// The shard.
+        shard: ShardId,
+        /// The session that appended.
+        client: ClientId,
+        /// Its number for the append.
+        seq: u64,
+    },
 }
 
 /// What a slot held when it was read.
@@ -86,6 +101,8 @@ pub enum ReadResult<'a> {
     Elsewhere(ShardId),
     /// The log begins above the position.
     Trimmed(Position),
+    /// The slot is bound and its shard is lost, or has returned without it.
+    Unavailable,
 }
 
 /// Gate to client.
@@ -104,6 +121,8 @@ pub enum Reply<'a> {
     Refused {
         /// The shard.
         shard: ShardId,
+        /// The attempt that it answers.
+        attempt: u32,
         /// The append's number.
         seq: u64,
         /// Why.
@@ -130,6 +149,33 @@ pub enum Reply<'a> {
     },
     /// Slots of a stream without records, at consecutive positions.
     NoOps {
+        /// The stream.
+        stream: u32,
+        /// The first slot.
+        lsn: Lsn,
+        /// Its position.
+        position: Position,
+        /// How many.
+        count: u32,
+        /// The gate's view.
+        view: u32,
+    },
+    /// Positions that were to be a stream's slots and are nobody's, because its shard was lost: no-ops by decree.
+    Decreed {
+        /// The stream.
+        stream: u32,
+        /// The shard's next slot, which lies behind.
+        lsn: Lsn,
+        /// The first position.
+        position: Position,
+        /// How many follow each other.
+        count: u32,
+        /// The gate's view.
+        view: u32,
+    },
+    /// Slots of a stream, at consecutive positions, that are bound and that no replica has: their shard is lost, or has
+    /// returned without them.
+    Unavailable {
         /// The stream.
         stream: u32,
         /// The first slot.
@@ -195,6 +241,15 @@ pub enum Reply<'a> {
         /// What became of it.
         outcome: ChangeOutcome,
     },
+    /// The answer to `Outcome`.
+    OutcomeIs {
+        /// The question's token.
+        token: u64,
+        /// What became of the append.
+        outcome: Outcome,
+        /// The number that the shard expects of that session next.
+        next_seq: u64,
+    },
 }
 
 /// What a delivery of `record_bytes` counts against a stream's credit.
@@ -208,8 +263,8 @@ impl<'a> Request<'a> {
         let mut w = Writer::new(head);
         let mut body: &'a [u8] = &[];
         match *self {
-            Request::Append { shard, seq, record } => {
-                w.u16(1).u16(shard.0).u32(0).u64(seq);
+            Request::Append { shard, attempt, view, seq, record } => {
+                w.u16(1).u16(shard.0).u32(attempt).u64(seq).u32(view).u32(0);
                 body = record;
             }
             Request::Subscribe { stream, shard, from, credit_bytes } => {
@@ -237,6 +292,12 @@ impl<'a> Request<'a> {
                 let (kind, detail) = change_code(change);
                 w.u16(9).u16(kind).u32(detail).u64(token);
             }
+            Request::Unfollow => {
+                w.u16(10).u16(0).u32(0);
+            }
+            Request::Outcome { token, shard, client, seq } => {
+                w.u16(11).u16(shard.0).u32(0).u64(token).u128(client.0).u64(seq);
+            }
         }
         (w.len(), body)
     }
@@ -249,7 +310,13 @@ impl<'a> Request<'a> {
         let mut r = Reader::new(bytes);
         let (tag, shard, stream) = (r.u16()?, ShardId(r.u16()?), r.u32()?);
         let request = match tag {
-            1 => Request::Append { shard, seq: r.u64()?, record: r.rest() },
+            1 => {
+                let (seq, view) = (r.u64()?, r.u32()?);
+                if r.u32()? != 0 {
+                    return Err(DecodeError::Value("reserved"));
+                }
+                Request::Append { shard, attempt: stream, view, seq, record: r.rest() }
+            }
             2 => Request::Subscribe { stream, shard, from: Position(r.u64()?), credit_bytes: r.u64()? },
             3 => Request::Unsubscribe { stream },
             4 => Request::Consumed { stream, bytes: r.u64()? },
@@ -258,6 +325,8 @@ impl<'a> Request<'a> {
             7 => Request::Tail { token: r.u64()? },
             8 => Request::Cancel { token: r.u64()? },
             9 => Request::Change { token: r.u64()?, change: change_from(shard.0, stream)? },
+            10 => Request::Unfollow,
+            11 => Request::Outcome { shard, token: r.u64()?, client: ClientId(r.u128()?), seq: r.u64()? },
             tag => return Err(DecodeError::Tag(tag as u8)),
         };
         r.finish()?;
@@ -274,9 +343,9 @@ impl<'a> Reply<'a> {
             Reply::Acknowledged { shard, seq, position } => {
                 w.u16(1).u16(shard.0).u32(0).u64(seq).u64(position.0);
             }
-            Reply::Refused { shard, seq, refusal } => {
+            Reply::Refused { shard, attempt, seq, refusal } => {
                 let (code, detail) = refusal_code(refusal);
-                w.u16(2).u16(shard.0).u32(code).u64(seq).u64(detail);
+                w.u16(2).u16(shard.0).u32(code).u64(seq).u64(detail).u32(attempt);
             }
             Reply::Deliver { stream, lsn, position, view, speculative, client, seq, record } => {
                 w.u16(3).u16(speculative.into()).u32(stream).u64(lsn.0).u64(position.0);
@@ -284,7 +353,13 @@ impl<'a> Reply<'a> {
                 body = record;
             }
             Reply::NoOps { stream, lsn, position, count, view } => {
-                w.u16(4).u16(0).u32(stream).u64(lsn.0).u64(position.0).u32(count).u32(view);
+                empty_slots(&mut w, 4, stream, (lsn, position, count, view));
+            }
+            Reply::Decreed { stream, lsn, position, count, view } => {
+                empty_slots(&mut w, 12, stream, (lsn, position, count, view));
+            }
+            Reply::Unavailable { stream, lsn, position, count, view } => {
+                empty_slots(&mut w, 13, stream, (lsn, position, count, view));
             }
             Reply::Trimmed { stream, head } => {
                 w.u16(5).u16(0).u32(stream).u64(head.0);
@@ -308,6 +383,7 @@ impl<'a> Reply<'a> {
                     ReadResult::NoOp => (1, 0),
                     ReadResult::Elsewhere(shard) => (2, shard.0.into()),
                     ReadResult::Trimmed(head) => (3, head.0),
+                    ReadResult::Unavailable => (4, 0),
                 };
                 w.u16(9).u16(kind).u32(0).u64(token).u64(detail);
             }
@@ -317,6 +393,10 @@ impl<'a> Reply<'a> {
             Reply::ChangeIs { token, outcome } => {
                 let (code, shard, index) = outcome_code(outcome);
                 w.u16(11).u16(code).u32(shard.into()).u64(token).u64(index);
+            }
+            Reply::OutcomeIs { token, outcome, next_seq } => {
+                let (code, detail) = append_outcome_code(outcome);
+                w.u16(14).u16(code.into()).u32(0).u64(token).u64(next_seq).u64(detail);
             }
         }
         (w.len(), body)
@@ -331,7 +411,10 @@ impl<'a> Reply<'a> {
         let (tag, small, stream) = (r.u16()?, r.u16()?, r.u32()?);
         let reply = match tag {
             1 => Reply::Acknowledged { shard: ShardId(small), seq: r.u64()?, position: Position(r.u64()?) },
-            2 => Reply::Refused { shard: ShardId(small), seq: r.u64()?, refusal: refusal_from(stream, r.u64()?)? },
+            2 => {
+                let (seq, detail, attempt) = (r.u64()?, r.u64()?, r.u32()?);
+                Reply::Refused { shard: ShardId(small), attempt, seq, refusal: refusal_from(stream, detail)? }
+            }
             3 => {
                 let (lsn, position) = (Lsn(r.u64()?), Position(r.u64()?));
                 let (client, seq, view) = (ClientId(r.u128()?), r.u64()?, r.u32()?);
@@ -340,13 +423,15 @@ impl<'a> Reply<'a> {
                 }
                 Reply::Deliver { stream, lsn, position, view, speculative: small == 1, client, seq, record: r.rest() }
             }
-            4 => Reply::NoOps {
-                stream,
-                lsn: Lsn(r.u64()?),
-                position: Position(r.u64()?),
-                count: r.u32()?,
-                view: r.u32()?,
-            },
+            4 | 12 | 13 => {
+                let (lsn, position) = (Lsn(r.u64()?), Position(r.u64()?));
+                let (count, view) = (r.u32()?, r.u32()?);
+                match tag {
+                    4 => Reply::NoOps { stream, lsn, position, count, view },
+                    12 => Reply::Decreed { stream, lsn, position, count, view },
+                    _ => Reply::Unavailable { stream, lsn, position, count, view },
+                }
+            }
             5 => Reply::Trimmed { stream, head: Position(r.u64()?) },
             6 => Reply::NotHere { stream },
             7 => Reply::Order { index: r.u64()?, entry: r.rest() },
@@ -360,6 +445,7 @@ impl<'a> Reply<'a> {
                         ReadResult::Elsewhere(ShardId(u16::try_from(detail).map_err(|_| DecodeError::Value("shard"))?))
                     }
                     3 => ReadResult::Trimmed(Position(detail)),
+                    4 => ReadResult::Unavailable,
                     _ => return Err(DecodeError::Value("result")),
                 };
                 Reply::ReadIs { token, result }
@@ -369,11 +455,47 @@ impl<'a> Reply<'a> {
                 let shard = u16::try_from(stream).map_err(|_| DecodeError::Value("shard"))?;
                 Reply::ChangeIs { token: r.u64()?, outcome: outcome_from(small, shard, r.u64()?)? }
             }
+            14 => {
+                let (token, next_seq, detail) = (r.u64()?, r.u64()?, r.u64()?);
+                let code = u8::try_from(small).map_err(|_| DecodeError::Value("outcome"))?;
+                Reply::OutcomeIs { token, outcome: append_outcome_from(code, detail)?, next_seq }
+            }
             tag => return Err(DecodeError::Tag(tag as u8)),
         };
         r.finish()?;
         Ok(reply)
     }
+}
+
+/// Slots of a stream that hold no record.
+fn empty_slots(w: &mut Writer<'_>, tag: u16, stream: u32, (lsn, position, count, view): (Lsn, Position, u32, u32)) {
+    w.u16(tag).u16(0).u32(stream).u64(lsn.0).u64(position.0).u32(count).u32(view);
+}
+
+/// The code and detail that stand for an append's outcome on the wire.
+pub fn append_outcome_code(outcome: Outcome) -> (u8, u64) {
+    match outcome {
+        Outcome::Bound(position) => (1, position.0),
+        Outcome::NotInLog => (2, 0),
+        Outcome::Waiting => (3, 0),
+        Outcome::Forgotten => (4, 0),
+        Outcome::NotHere => (5, 0),
+    }
+}
+
+/// The outcome that a code and detail stand for.
+///
+/// # Errors
+/// When there is none.
+pub fn append_outcome_from(code: u8, detail: u64) -> Result<Outcome, DecodeError> {
+    Ok(match code {
+        1 => Outcome::Bound(Position(detail)),
+        2 => Outcome::NotInLog,
+        3 => Outcome::Waiting,
+        4 => Outcome::Forgotten,
+        5 => Outcome::NotHere,
+        _ => return Err(DecodeError::Value("outcome")),
+    })
 }
 
 /// The code and detail that stand for a refusal on the wire.
@@ -387,6 +509,7 @@ pub fn refusal_code(refusal: Refusal) -> (u32, u64) {
         Refusal::NotHere => (6, 0),
         Refusal::Failed => (7, 0),
         Refusal::Closed { instead } => (8, instead.0.into()),
+        Refusal::OldView { view } => (9, view.into()),
     }
 }
 
@@ -404,79 +527,9 @@ pub fn refusal_from(code: u32, detail: u64) -> Result<Refusal, DecodeError> {
         6 => Refusal::NotHere,
         7 => Refusal::Failed,
         8 => Refusal::Closed { instead: ShardId(u16::try_from(detail).map_err(|_| DecodeError::Value("shard"))?) },
+        9 => Refusal::OldView { view: u32::try_from(detail).map_err(|_| DecodeError::Value("view"))? },
         _ => return Err(DecodeError::Value("refusal")),
     })
-}
-
-/// What a client must know of a cluster: where each shard is served, and its limits.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClusterMap {
-    /// The ordering tick in nanoseconds.
-    pub tick_ns: u64,
-    /// Largest record in bytes.
-    pub record_bytes_max: u32,
-    /// Appends a session may have outstanding per shard.
-    pub outstanding_max: u32,
-    /// Shards in id order with the address of the gate that serves each.
-    pub shards: Vec<(ShardId, String)>,
-    /// Name of the ordering in force (`fixed`, `free-tick`, `free-event`).
-    pub ordering: String,
-}
-
-impl ClusterMap {
-    /// The map's bytes.
-    pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        out.extend_from_slice(&self.tick_ns.to_le_bytes());
-        out.extend_from_slice(&self.record_bytes_max.to_le_bytes());
-        out.extend_from_slice(&self.outstanding_max.to_le_bytes());
-        put_text(&mut out, &self.ordering);
-        out.extend_from_slice(&(self.shards.len() as u16).to_le_bytes());
-        for (shard, address) in &self.shards {
-            out.extend_from_slice(&shard.0.to_le_bytes());
-            put_text(&mut out, address);
-        }
-        out
-    }
-
-    /// Reads a map.
-    ///
-    /// # Errors
-    /// When the bytes are not exactly one valid map.
-    pub fn decode(bytes: &[u8]) -> Result<ClusterMap, DecodeError> {
-        let mut r = Reader::new(bytes);
-        let (tick_ns, record_bytes_max, outstanding_max) = (r.u64()?, r.u32()?, r.u32()?);
-        if tick_ns == 0 || outstanding_max == 0 {
-            return Err(DecodeError::Value("limit"));
-        }
-        let ordering = get_text(&mut r)?;
-        let count = r.u16()?;
-        let mut shards: Vec<(ShardId, String)> = Vec::new();
-        for _ in 0..count {
-            let shard = ShardId(r.u16()?);
-            if shards.last().is_some_and(|(last, _)| *last >= shard) {
-                return Err(DecodeError::Value("shard order"));
-            }
-            shards.push((shard, get_text(&mut r)?));
-        }
-        r.finish()?;
-        if shards.is_empty() {
-            return Err(DecodeError::Value("shards"));
-        }
-        Ok(ClusterMap { tick_ns, record_bytes_max, outstanding_max, shards, ordering })
-    }
-}
-
-fn put_text(out: &mut Vec<u8>, text: &str) {
-    let len = text.len().min(255);
-    out.push(len as u8);
-    out.extend_from_slice(&text.as_bytes()[..len]);
-}
-
-fn get_text(r: &mut Reader<'_>) -> Result<String, DecodeError> {
-    let len = r.u8()?;
-    let bytes = r.bytes(len.into())?;
-    core::str::from_utf8(bytes).map(String::from).map_err(|_| DecodeError::Value("text"))
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Connecting: seeds until the map is known, gates when they are wanted, pauses that grow, and what a new map changes.
+//! Connecting: seeds until the map is known, gates when they are wanted, pauses that grow, and what a new map changes. A gate
+//! that cannot be reached is called again and again after its own pauses, and nobody else waits for it.
 
 use super::*;
 
@@ -7,8 +8,11 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
     pub(super) fn look_after(&mut self, now_ns: u64, handler: &mut impl SessionHandler) -> usize {
         let mut work = 0;
         let mut next_ns = u64::MAX;
+        self.look_for_silence(now_ns, handler);
+        self.choose_relay(now_ns);
+        next_ns = next_ns.min(self.order.look_ns(self.patience()));
         if self.map.is_some() {
-            self.streams.place(self.order.ledger(), &self.appends, handler);
+            self.streams.place(self.order.ledger(), &self.routes, handler);
         }
         for gate in &mut self.gates {
             let Link::Down { retry_ns } = gate.link else { continue };
@@ -34,7 +38,6 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
                 work += self.dial_seed();
             }
         }
-        self.choose_relay();
         self.timer_ns = next_ns;
         work
     }
@@ -57,19 +60,6 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
         // All are in use already, so the map is as new as they know it.
         self.seeds.wanted = self.map.is_none();
         0
-    }
-
-    /// Follows the order stream somewhere, if anybody wants to know.
-    fn choose_relay(&mut self) {
-        if self.order.relay().is_some() || (self.streams.live() == 0 && !self.questions.follow()) {
-            return;
-        }
-        // Not always the same: the one that just failed may be back first.
-        let start = (self.next_random() % self.gates.len().max(1) as u64) as usize;
-        let order = (start..self.gates.len()).chain(0..start);
-        if let Some(gate) = order.into_iter().find(|&gate| self.gates[gate].up()) {
-            self.order.follow(gate);
-        }
     }
 
     pub(super) fn take_dialed(&mut self, now_ns: u64, handler: &mut impl SessionHandler) -> usize {
@@ -150,12 +140,11 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
         if map.shards.is_empty() || map.shards.len() > SHARDS_MAX {
             return Err(format!("its map has {} shards, not 1 to {SHARDS_MAX}", map.shards.len()));
         }
-        let mut addresses: Vec<&str> = map.shards.iter().map(|(_, address)| address.as_str()).collect();
+        let mut addresses: Vec<&str> = map.addresses().collect();
         addresses.sort_unstable();
         addresses.dedup();
         addresses.retain(|address| !self.gates.iter().any(|g| g.address == *address));
-        let spare =
-            |gates: &[Gate]| gates.iter().position(|g| !map.shards.iter().any(|(_, a)| *a == g.address) && !g.wanted);
+        let spare = |gates: &[Gate]| gates.iter().position(|g| !map.addresses().any(|a| *a == g.address) && !g.wanted);
         for address in addresses {
             if self.gates.len() < usize::from(self.options.gates_max) {
                 self.gates.push(Gate::new(address.to_owned()));
@@ -168,9 +157,11 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
         }
         let gates = &self.gates;
         // Every address of the map has a gate by now.
-        self.appends.set_map(&map, |address| gates.iter().position(|g| g.address == address).unwrap_or(0));
-        self.streams.set_map(&self.appends, map.record_bytes_max as usize);
+        self.routes.set_map(&map, |address| gates.iter().position(|g| g.address == address).unwrap_or(0));
+        self.appends.set_limits(map.outstanding_max as usize, map.record_bytes_max as usize);
+        self.streams.set_limits(map.record_bytes_max as usize);
         self.map = Some(map);
+        self.reroute();
         Ok(())
     }
 
@@ -186,9 +177,12 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
         }
         handler.on_connection(&gate.address, Some(why));
         self.pause(index, now_ns);
-        self.appends.on_link(index);
-        self.streams.on_down(index);
-        self.questions.on_down(index);
+        let appends = self.appends.on_link(index);
+        let streams = self.streams.on_down(index);
+        let questions = self.questions.on_down(index);
+        if appends || streams || questions {
+            self.doubt();
+        }
         self.order.on_down(index);
     }
 
@@ -222,7 +216,7 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
         pause / 2 + self.next_random() % (pause / 2 + 1)
     }
 
-    fn next_random(&mut self) -> u64 {
+    pub(super) fn next_random(&mut self) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;

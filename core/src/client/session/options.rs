@@ -133,6 +133,8 @@ pub enum AppendError {
     },
     /// The cluster has no such shard.
     UnknownShard(ShardId),
+    /// The shard is lost as a whole at present: wait for its return, or choose another.
+    Lost(ShardId),
     /// The cluster's map is not known yet: no gate has answered so far.
     NotConnectedYet,
 }
@@ -147,6 +149,9 @@ impl fmt::Display for AppendError {
                  raise the limit"
             ),
             AppendError::UnknownShard(shard) => write!(f, "the cluster has no shard {shard}"),
+            AppendError::Lost(shard) => {
+                write!(f, "shard {shard} is lost at present; wait for its return, or append to another")
+            }
             AppendError::NotConnectedYet => write!(f, "no node of the cluster has answered yet"),
         }
     }

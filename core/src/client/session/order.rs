@@ -4,10 +4,13 @@
 //! that covers less is read over, and of the entries behind it only those count that are new. A ledger therefore never
 //! goes back, whatever relay it comes from.
 //!
+//! A relay says something at least every `suspect_ns`: an idle log writes nothing, so one that is silent for so long is asked
+//! for the tail, which it can answer only with the sequencers' help. One that does not answer that is left for another.
+//!
 //! Entries come from a peer: numbers that would overflow the arithmetic of positions are refused before they are applied.
 
 use antelog_protocol::Position;
-use antelog_protocol::ledger::{Applied, Ledger};
+use antelog_protocol::ledger::{Applied, Failed, Ledger};
 use antelog_protocol::wire::order::OrderEntry;
 use antelog_protocol::wire::session::Request;
 
@@ -15,6 +18,9 @@ use super::gate::Gate;
 
 /// No honest position, lsn or window reaches this: at ten million slots a second it takes 57 years.
 pub(super) const NUMBER_MAX: u64 = 1 << 54;
+
+/// The token of the question whether a relay is there.
+pub(super) const KEEP_ALIVE: u64 = u64::MAX;
 
 /// Most cuts one grant opens: 500 years of the shortest tick, and few enough that sums of grants do not overflow.
 const GRANT_CUTS_MAX: u64 = 1 << 44;
@@ -29,10 +35,12 @@ pub(super) enum Told {
     None,
     /// Grants or bound positions: merges may have something to say.
     Moved,
+    /// A shard has other members, or another primary.
+    MembersChanged,
     /// The ledger's newest failure is new.
     ViewChanged,
-    /// A snapshot skipped view changes: what was speculated may be void without a way to tell what.
-    ViewsMissed,
+    /// A snapshot took the ledger's place; before the `first` nothing was known. View changes may have been skipped.
+    Anew { first: bool },
 }
 
 /// A snapshot being received.
@@ -55,6 +63,12 @@ pub(super) struct Order {
     /// Entries before the next snapshot say nothing.
     awaiting: bool,
     snapshot: Option<Snapshot>,
+    /// When the relay was chosen or heard last.
+    heard_ns: u64,
+    /// When it was asked whether it is there, if it has not answered.
+    asked_ns: Option<u64>,
+    /// It has told something new since it was chosen.
+    spoken: bool,
 }
 
 impl Order {
@@ -66,6 +80,9 @@ impl Order {
             due: false,
             awaiting: true,
             snapshot: None,
+            heard_ns: 0,
+            asked_ns: None,
+            spoken: false,
         }
     }
 
@@ -79,9 +96,59 @@ impl Order {
     }
 
     /// Follows the order stream at a gate that has just been found connected.
-    pub(super) fn follow(&mut self, gate: usize) {
+    pub(super) fn follow(&mut self, gate: usize, now_ns: u64) {
         self.relay = Some(gate);
+        self.heard(now_ns);
+        self.spoken = false;
         self.ask_anew();
+    }
+
+    /// The relay said something of the order log.
+    #[inline]
+    pub(super) fn heard(&mut self, now_ns: u64) {
+        (self.heard_ns, self.asked_ns) = (now_ns, None);
+    }
+
+    /// Whether the relay has said anything that it could not have said out of its own memory.
+    pub(super) fn has_spoken(&self) -> bool {
+        self.spoken && self.asked_ns.is_none()
+    }
+
+    /// Asks a relay that has been silent for `suspect_ns` whether it is there; false when it has not answered that for
+    /// `patience_ns`.
+    pub(super) fn ask_if_silent(&mut self, gates: &mut [Gate], now_ns: u64, patience_ns: (u64, u64)) -> bool {
+        if self.relay.is_none() || now_ns < self.look_ns(patience_ns) {
+            return true;
+        }
+        let (None, Some(relay)) = (self.asked_ns, self.relay) else { return false };
+        // One whose ring is full for so long is as good as silent.
+        let _ = gates[relay].push(&Request::Tail { token: KEEP_ALIVE });
+        self.asked_ns = Some(now_ns);
+        true
+    }
+
+    /// When to look whether the relay is silent.
+    pub(super) fn look_ns(&self, (suspect_ns, patience_ns): (u64, u64)) -> u64 {
+        match (self.relay, self.asked_ns) {
+            (None, _) => u64::MAX,
+            (_, None) => self.heard_ns.saturating_add(suspect_ns),
+            (_, Some(asked_ns)) => asked_ns.saturating_add(patience_ns),
+        }
+    }
+
+    /// The relay answered whether it is there.
+    pub(super) fn is_there(&mut self, now_ns: u64) {
+        self.heard(now_ns);
+        self.spoken = true;
+    }
+
+    /// Leaves a relay whose connection is up.
+    pub(super) fn leave(&mut self, gates: &mut [Gate]) {
+        if let Some(relay) = self.relay {
+            // Without room it goes on relaying; that is ignored.
+            let _ = gates[relay].push(&Request::Unfollow);
+            self.on_down(relay);
+        }
     }
 
     fn ask_anew(&mut self) {
@@ -96,6 +163,7 @@ impl Order {
             self.relay = None;
             self.due = false;
             self.snapshot = None;
+            self.asked_ns = None;
         }
     }
 
@@ -112,7 +180,7 @@ impl Order {
         (index, base, entries, view): (u64, Position, u32, u32),
     ) -> Result<Told, String> {
         if self.relay != Some(gate) {
-            return Err("it relays the order stream unasked".into());
+            return Ok(Told::None); // It was left, and has not heard.
         }
         if entries > SNAPSHOT_ENTRIES_MAX || index > NUMBER_MAX || base.0 > NUMBER_MAX || view == u32::MAX {
             return Err("its snapshot of the order log has impossible numbers".into());
@@ -126,7 +194,7 @@ impl Order {
 
     pub(super) fn on_entry(&mut self, gate: usize, index: u64, entry: &[u8]) -> Result<Told, String> {
         if self.relay != Some(gate) {
-            return Err("it relays the order stream unasked".into());
+            return Ok(Told::None);
         }
         if let Some(snapshot) = &mut self.snapshot {
             snapshot.left -= 1; // 0 is never stored
@@ -144,9 +212,11 @@ impl Order {
             self.ask_anew();
             return Ok(Told::None);
         }
+        self.spoken = true;
         match self.ledger.apply(index, &decode(entry)?).map_err(|error| error.to_string())? {
             Applied::Again | Applied::Void => Ok(Told::None),
-            Applied::Granted | Applied::Bound | Applied::MembersChanged(_) => Ok(Told::Moved),
+            Applied::Granted | Applied::Bound => Ok(Told::Moved),
+            Applied::MembersChanged(_) => Ok(Told::MembersChanged),
             Applied::ViewChanged => Ok(Told::ViewChanged),
         }
     }
@@ -157,13 +227,15 @@ impl Order {
             return Ok(Told::None);
         }
         let Some(Snapshot { ledger: Some(ledger), .. }) = self.snapshot.take() else { return Ok(Told::None) };
-        // I2, and the order log counts views upwards.
-        if ledger.committed() < self.ledger.committed() || ledger.view() < self.ledger.view() {
+        // I2, and the order log counts views upwards. A failure begins where the log was bound.
+        let known = &self.ledger;
+        let backwards = |f: &Failed| f.view > known.view() && f.from < known.committed();
+        if ledger.committed() < known.committed() || ledger.view() < known.view() || ledger.failed().any(backwards) {
             return Err("its snapshot of the order log takes back what is bound".into());
         }
-        let missed = ledger.view() > self.ledger.view();
+        let first = known.applied_index() == 0;
         self.ledger = ledger;
-        Ok(if missed { Told::ViewsMissed } else { Told::Moved })
+        Ok(Told::Anew { first })
     }
 }
 
@@ -184,7 +256,7 @@ fn decode(bytes: &[u8]) -> Result<OrderEntry<'_>, String> {
         OrderEntry::FreeCut { point, lsns, .. } => point.window <= NUMBER_MAX && lsns.iter().all(|l| l.0 <= NUMBER_MAX),
         OrderEntry::ViewChange { view, .. } => *view != u32::MAX,
         OrderEntry::ShardChange(change) => change.change != u32::MAX,
-        OrderEntry::Decree(d) => d.lease_end.0 <= NUMBER_MAX && d.lsn.0 <= NUMBER_MAX,
+        OrderEntry::Decree(d) => d.from <= d.lease_end && d.lease_end.0 <= NUMBER_MAX && d.lsn.0 <= NUMBER_MAX,
     };
     if sound { Ok(entry) } else { Err("an order entry has impossible numbers".into()) }
 }

@@ -10,15 +10,15 @@
 
 use std::collections::VecDeque;
 
-use antelog_protocol::client::{Event, Merge, Scope, Slots};
+use antelog_protocol::client::{Content, Event, Merge, Scope, Slots};
 use antelog_protocol::ledger::{Failed, Ledger};
 use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::wire::session::{Request, stream_bytes};
 use antelog_protocol::{Lsn, Position, ShardId};
 
-use super::appends::Appends;
 use super::gate::Gate;
 use super::order::NUMBER_MAX;
+use super::routes::Routes;
 use super::{POOL_BYTES, POOL_RECORDS};
 use crate::client::pool::RecordPool;
 use crate::client::{Record, SessionHandler, SubscriptionId};
@@ -50,8 +50,9 @@ struct Stream {
     gate: usize,
     /// Subscribed on the current connection.
     sent: bool,
-    /// Not before this time; after the gate said that it does not serve the shard.
+    /// Not before this time, after so many gates in a row said that they do not serve the shard.
     retry_ns: u64,
+    pauses: u32,
     /// Received since the stream began, and of that given back, in credit bytes.
     received: u64,
     returned: u64,
@@ -155,36 +156,34 @@ impl Streams {
     }
 
     /// Gives subscriptions that have none yet their merge and streams, once the map is known.
-    pub(super) fn place(&mut self, ledger: &Ledger, appends: &Appends, handler: &mut impl SessionHandler) {
+    pub(super) fn place(&mut self, ledger: &Ledger, routes: &Routes, handler: &mut impl SessionHandler) {
         if !std::mem::take(&mut self.unplaced) {
             return;
         }
         for index in 0..self.subscriptions.len() {
             let Some(Subscription { id, scope, from, merge: None, .. }) = self.subscriptions[index] else { continue };
             if let Scope::Shard(shard) = scope
-                && appends.gate_of(shard).is_none()
+                && routes.gate_of(shard).is_none()
             {
                 self.end(index);
                 handler.on_unknown_shard(id, shard);
                 continue;
             }
-            self.open(index, from, ledger, appends);
+            self.open(index, from, ledger, routes);
         }
     }
 
     /// A new merge and new streams from a position on.
-    fn open(&mut self, index: usize, from: Position, ledger: &Ledger, appends: &Appends) {
+    fn open(&mut self, index: usize, from: Position, ledger: &Ledger, routes: &Routes) {
         let Some(subscription) = &mut self.subscriptions[index] else { return };
-        let shards = appends.shards();
+        let shards = routes.shards();
         let mut merge = Merge::new(subscription.scope, &shards, from);
-        for failed in ledger.failed() {
-            merge.on_view_change(failed);
-        }
+        merge.begin_in(ledger);
         let covered: Vec<ShardId> = merge.shards().collect();
         subscription.merge = Some(merge);
         subscription.settle_at = Position(u64::MAX);
         for shard in covered {
-            let Some(gate) = appends.gate_of(shard) else { continue };
+            let Some(gate) = routes.gate_of(shard) else { continue };
             let at = free_index(&mut self.streams);
             self.generation = self.generation.wrapping_add(1);
             self.streams[at] = Some(Stream {
@@ -194,6 +193,7 @@ impl Streams {
                 gate,
                 sent: false,
                 retry_ns: 0,
+                pauses: 0,
                 received: 0,
                 returned: 0,
                 reported: 0,
@@ -206,31 +206,51 @@ impl Streams {
         }
     }
 
-    /// The cluster's map changed: shards may be served elsewhere, and records may be larger.
-    pub(super) fn set_map(&mut self, appends: &Appends, record_bytes_max: usize) {
+    /// The cluster's map changed: records may be larger.
+    pub(super) fn set_limits(&mut self, record_bytes_max: usize) {
         // With everything handed out, less than a quarter and one record are unreported: three quarters hold two more.
         self.credit_bytes = self.credit_bytes.max(4 * stream_bytes(record_bytes_max));
         self.unplaced = true;
+    }
+
+    /// Shards may be served elsewhere than before, or by another primary: there their streams are resumed.
+    pub(super) fn on_routes(&mut self, routes: &Routes) {
         for (index, stream) in self.streams.iter_mut().enumerate() {
             let Some(stream) = stream else { continue };
-            let Some(gate) = appends.gate_of(stream.shard).filter(|gate| *gate != stream.gate) else { continue };
-            if stream.sent {
-                self.goodbyes.push((stream.gate, stream.number));
+            (stream.retry_ns, stream.pauses) = (0, 0);
+            let Some(gate) = routes.gate_of(stream.shard).filter(|gate| *gate != stream.gate) else { continue };
+            self.generation = self.generation.wrapping_add(1);
+            if let Some(ended) = stream.resume_under(numbered(index, self.generation)) {
+                self.goodbyes.push((stream.gate, ended));
             }
             stream.gate = gate;
-            stream.sent = false;
             mark(&mut stream.due, &mut self.due, index);
         }
     }
 
-    /// The connection to a gate ended: its streams have to begin again.
-    pub(super) fn on_down(&mut self, gate: usize) {
+    /// What a shard that was lost delivers is told anew.
+    fn resume_all_of(&mut self, shard: ShardId) {
+        for (index, stream) in self.streams.iter_mut().enumerate() {
+            let Some(stream) = stream.as_mut().filter(|s| s.shard == shard) else { continue };
+            self.generation = self.generation.wrapping_add(1);
+            if let Some(ended) = stream.resume_under(numbered(index, self.generation)) {
+                self.goodbyes.push((stream.gate, ended));
+            }
+            mark(&mut stream.due, &mut self.due, index);
+        }
+    }
+
+    /// The connection to a gate ended: its streams have to begin again. True if there are any.
+    pub(super) fn on_down(&mut self, gate: usize) -> bool {
+        let mut any = false;
         self.goodbyes.retain(|(g, _)| *g != gate);
         for (index, stream) in self.streams.iter_mut().enumerate() {
             let Some(stream) = stream.as_mut().filter(|s| s.gate == gate) else { continue };
             stream.sent = false;
+            any = true;
             mark(&mut stream.due, &mut self.due, index);
         }
+        any
     }
 
     /// The stream under a number, if it is not one that ended.
@@ -242,8 +262,11 @@ impl Streams {
     /// A record or no-ops arrived on a stream.
     #[inline]
     pub(super) fn on_slots(&mut self, gate: usize, ledger: &Ledger, number: u32, got: Got<'_>) -> Result<(), String> {
-        let Got { lsn, position, count, view, record } = got;
-        let record = if planted(Mutant::DeliverNoOps) { record.or(Some(&[])) } else { record };
+        let Got { lsn, position, count, view, content } = got;
+        let content = match content {
+            Content::NoOps if planted(Mutant::DeliverNoOps) => Content::Record(&[][..]),
+            content => content,
+        };
         let credit = self.credit_bytes;
         let Some(stream) = self.stream(number) else { return Ok(()) };
         if stream.gate != gate || !stream.sent {
@@ -252,7 +275,11 @@ impl Streams {
         if count == 0 || lsn.0 > NUMBER_MAX || position.0 > NUMBER_MAX {
             return Err("a delivery has impossible numbers".into());
         }
-        let bytes = stream_bytes(record.map_or(0, <[u8]>::len));
+        let bytes = stream_bytes(match content {
+            Content::Record(record) => record.len(),
+            _ => 0,
+        });
+        (stream.retry_ns, stream.pauses) = (0, 0);
         stream.received += bytes;
         if stream.received - stream.reported > credit {
             return Err(format!("it delivers beyond the credit of {credit} bytes"));
@@ -270,7 +297,13 @@ impl Streams {
             subscription.settle_at = subscription.settle_at.min(chunk.end);
         }
         let Some(merge) = &mut subscription.merge else { return Ok(()) };
-        let slots = Slots { shard, lsn, position, count, view, record: record.map(|bytes| self.pool.copy(bytes)) };
+        let content = match content {
+            Content::Record(record) => Content::Record(self.pool.copy(record)),
+            Content::NoOps => Content::NoOps,
+            Content::Decreed => Content::Decreed,
+            Content::Unavailable => Content::Unavailable,
+        };
+        let slots = Slots { shard, lsn, position, count, view, content };
         merge.on_slots(ledger, slots).map_err(|error| error.to_string())?;
         mark(&mut subscription.dirty, &mut self.dirty, index);
         Ok(())
@@ -283,16 +316,15 @@ impl Streams {
         handler.on_trimmed(id, head);
     }
 
-    /// The gate does not serve the stream's shard: asked again later. Returns the shard.
-    pub(super) fn on_not_here(&mut self, number: u32, retry_ns: u64) -> Option<ShardId> {
-        let stream = self.stream(number)?;
+    /// The gate does not serve the stream's shard: asked again after a pause, or where the order stream says.
+    pub(super) fn on_not_here(&mut self, gate: usize, number: u32, pause: impl Fn(u32) -> u64) {
+        let Some(stream) = self.stream(number).filter(|s| s.gate == gate) else { return };
         stream.sent = false;
-        stream.retry_ns = retry_ns;
-        let shard = stream.shard;
+        stream.retry_ns = pause(stream.pauses);
+        stream.pauses = stream.pauses.saturating_add(1);
         let index = index_of(number);
-        let Some(stream) = &mut self.streams[index] else { return None };
+        let Some(stream) = &mut self.streams[index] else { return };
         mark(&mut stream.due, &mut self.due, index);
-        Some(shard)
     }
 
     /// The ledger moved: every merge may have something to say.
@@ -309,25 +341,39 @@ impl Streams {
                 merge.on_view_change(failed);
             }
         }
+        self.resume_all_of(failed.shard);
         self.on_moved();
     }
 
-    /// What was speculated cannot be trusted: every subscription takes it back and begins again where it was confirmed.
-    pub(super) fn restart_all(&mut self, ledger: &Ledger, appends: &Appends, handler: &mut impl SessionHandler) {
+    /// A snapshot took the ledger's place. A subscription learns of the views that it missed one by one; one that cannot,
+    /// because they are forgotten, takes back what was not confirmed and begins again there.
+    pub(super) fn on_anew(&mut self, ledger: &Ledger, routes: &Routes, handler: &mut impl SessionHandler) {
+        let mut oldest = ledger.view();
         for index in 0..self.subscriptions.len() {
-            self.restart(index, ledger, appends, handler);
+            let Some(Subscription { merge: Some(merge), .. }) = &mut self.subscriptions[index] else { continue };
+            let known = merge.view();
+            let missed = || ledger.failed().filter(|f| f.view > known);
+            if missed().count() == ledger.view().saturating_sub(known) as usize {
+                oldest = oldest.min(known);
+                missed().for_each(|failed| merge.on_view_change(failed));
+            } else {
+                self.restart(index, ledger, routes, handler);
+            }
+        }
+        for failed in ledger.failed().filter(|f| f.view > oldest) {
+            self.resume_all_of(failed.shard);
         }
         self.on_moved();
     }
 
-    fn restart(&mut self, index: usize, ledger: &Ledger, appends: &Appends, handler: &mut impl SessionHandler) {
+    fn restart(&mut self, index: usize, ledger: &Ledger, routes: &Routes, handler: &mut impl SessionHandler) {
         let Some(Subscription { id, merge: Some(merge), .. }) = &self.subscriptions[index] else { return };
         let (id, from) = (*id, merge.confirmed());
         if merge.next() > from {
             handler.on_event(id, Event::Fail { from });
         }
         self.end_streams(index);
-        self.open(index, from, ledger, appends);
+        self.open(index, from, ledger, routes);
     }
 
     /// Hands out what is ready. The error, if any, is a contradiction between what was delivered and what is bound; the
@@ -336,7 +382,7 @@ impl Streams {
     pub(super) fn poll(
         &mut self,
         ledger: &Ledger,
-        appends: &Appends,
+        routes: &Routes,
         handler: &mut impl SessionHandler,
     ) -> (usize, Option<String>) {
         let (mut work, mut fault) = (0, None);
@@ -359,7 +405,7 @@ impl Streams {
                 Polled::NotReady => {}
                 Polled::Contradiction(error) => {
                     fault = Some(error);
-                    self.restart(index, ledger, appends, handler);
+                    self.restart(index, ledger, routes, handler);
                 }
             }
             self.dirty[kept] = index;
@@ -431,7 +477,7 @@ pub(super) struct Got<'a> {
     pub(super) position: Position,
     pub(super) count: u64,
     pub(super) view: u32,
-    pub(super) record: Option<&'a [u8]>,
+    pub(super) content: Content<&'a [u8]>,
 }
 
 enum Polled {
@@ -460,12 +506,20 @@ impl Subscription {
 }
 
 impl Stream {
+    /// Begins again under another number: what is under way for the last one, given back if its gate has to be told, is
+    /// dropped.
+    fn resume_under(&mut self, number: u32) -> Option<u32> {
+        let ended = std::mem::replace(&mut self.number, number);
+        (self.retry_ns, self.pauses) = (0, 0);
+        std::mem::take(&mut self.sent).then_some(ended)
+    }
+
     /// Tells the gate what it has to know; true when it knows all.
     fn sync(&mut self, gate: &mut Gate, merge: &Merge<Record>, credit_bytes: u64) -> bool {
         let stream = self.number;
         if !self.sent {
             let from = merge.resume_from(self.shard).unwrap_or(merge.next());
-            if merge.next() < from {
+            if merge.waiting(self.shard) {
                 return false; // what was received before is not handed out yet
             }
             if gate.push(&Request::Subscribe { stream, shard: self.shard, from, credit_bytes }).is_err() {

@@ -8,9 +8,9 @@ use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::wire::change::ChangeOutcome;
 use antelog_protocol::wire::order::ORDER_ENTRY_BYTES_MAX;
 use antelog_protocol::wire::session::{ReadResult, Reply, Request, SESSION_HEAD_BYTES_MAX};
-use antelog_protocol::{ClientId, Position, Refusal, ShardId};
+use antelog_protocol::{ClientId, Outcome as AppendOutcome, Position, Refusal, ShardId};
 
-use super::stream::{self, Delivery, Stream};
+use super::stream::{self, Delivery, Source, Stream};
 use super::{Common, GateConfig, Served, TAILS_MAX, TailQuestion};
 use crate::channel::Ring;
 use crate::log::Item;
@@ -24,12 +24,15 @@ const REQUESTS_PER_CYCLE: usize = 128;
 const READS_MAX: usize = 1024;
 /// Streams of one client.
 const STREAMS_MAX: usize = 1024;
+/// Questions of one client what became of an append that wait at a time.
+const OUTCOMES_MAX: usize = 64;
 
 /// A small reply that waits for room in the client's ring.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Answer {
     Acknowledged { shard: ShardId, seq: u64, position: Position },
-    Refused { shard: ShardId, seq: u64, refusal: Refusal },
+    Refused { shard: ShardId, attempt: u32, seq: u64, refusal: Refusal },
+    Outcome { token: u64, outcome: AppendOutcome, next_seq: u64 },
     Tail { token: u64, position: Position, index: u64 },
     Changed { token: u64, outcome: ChangeOutcome },
     NotHere { stream: u32 },
@@ -53,14 +56,26 @@ struct Following {
     snapshot: VecDeque<Vec<u8>>,
 }
 
+/// A client's appends at one port.
+#[derive(Clone, Copy, Debug)]
+struct Lane {
+    /// The client's newest attempt to send what is outstanding, and the gate's number for it.
+    attempt: u32,
+    connection: u32,
+    /// Appends handed to the shard in this attempt and not answered yet.
+    outstanding: u32,
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct Client {
     session: ClientId,
-    connection: u32,
     ring: Ring,
-    /// Appends handed to each port's shard and not answered yet, with their answers waiting here.
-    outstanding: Vec<u32>,
+    /// By port.
+    lanes: Vec<Lane>,
+    /// Questions for the tail, and for outcomes, that wait.
+    tails: usize,
+    outcomes: usize,
     answers: VecDeque<Answer>,
     answers_max: usize,
     reads: VecDeque<(u64, Position)>,
@@ -77,15 +92,17 @@ pub(super) struct Client {
 impl Client {
     /// The client of a session's connection, which has a number of its own.
     pub(super) fn new((session, connection): (ClientId, u32), ring: Ring, config: &GateConfig, ports: usize) -> Client {
-        let answers_max = config.outstanding_max as usize * ports + STREAMS_MAX + TAILS_MAX + CHANGES_MAX;
+        let questions_max = TAILS_MAX + CHANGES_MAX + OUTCOMES_MAX;
+        let answers_max = config.outstanding_max as usize * ports + STREAMS_MAX + questions_max;
         let largest = reply_bytes_max(config.record_bytes_max as usize);
         Client {
             session,
-            connection,
             answers_fit: ring.message_bytes_max() >= largest,
             reads_seen: None,
             ring,
-            outstanding: vec![0; ports],
+            lanes: vec![Lane { attempt: 0, connection, outstanding: 0 }; ports],
+            tails: 0,
+            outcomes: 0,
             answers: VecDeque::with_capacity(answers_max),
             answers_max,
             reads: VecDeque::new(),
@@ -101,17 +118,30 @@ impl Client {
 
     /// A shard answered an append.
     pub(super) fn answer(&mut self, port: usize, answer: Answer) {
-        // An answer to an append of an earlier connection was not counted on this one.
-        self.outstanding[port] = self.outstanding[port].saturating_sub(1);
+        // An answer to an append of an earlier connection or attempt was not counted in this one.
+        self.lanes[port].outstanding = self.lanes[port].outstanding.saturating_sub(1);
         self.reply(answer);
     }
 
-    /// A shard refused an append that came on a connection. One of an earlier connection came again on this one: only what
-    /// becomes of that counts, for the shard may take it although it refused the first.
-    pub(super) fn refused(&mut self, port: usize, connection: u32, answer: Answer) {
-        if connection == self.connection {
-            self.answer(port, answer);
+    /// A shard refused an append that came with the gate's number of a connection or attempt. One of an earlier came again
+    /// with the newest: only what becomes of that counts, for the shard may take it although it refused the first.
+    pub(super) fn refused(&mut self, port: usize, connection: u32, (shard, seq): (ShardId, u64), refusal: Refusal) {
+        let lane = self.lanes[port];
+        if connection == lane.connection {
+            self.answer(port, Answer::Refused { shard, attempt: lane.attempt, seq, refusal });
         }
+    }
+
+    /// The answer to a question for the tail.
+    pub(super) fn tail(&mut self, answer: Answer) {
+        self.tails = self.tails.saturating_sub(1);
+        self.reply(answer);
+    }
+
+    /// The answer to a question for an append's outcome.
+    pub(super) fn outcome(&mut self, answer: Answer) {
+        self.outcomes = self.outcomes.saturating_sub(1);
+        self.reply(answer);
     }
 
     /// Queues a small reply. What a client can cause is bounded when it asks; beyond that bound lie only repeated
@@ -159,26 +189,22 @@ impl Client {
             return Err("its ring is too small for this cluster's records".into());
         }
         match request {
-            Request::Append { shard, seq, record } => {
+            Request::Append { shard, attempt, view, seq, record } => {
                 if self.answers.len() == self.answers_max {
                     return Ok(Taken::Stalled);
                 }
-                match hand_over(common, (self.session, self.connection), &mut self.outstanding, shard, seq, record) {
+                match hand_over(common, self.session, &mut self.lanes, (shard, attempt, view), seq, record) {
                     Ok(()) => {}
-                    Err(Some(refusal)) => self.answers.push_back(Answer::Refused { shard, seq, refusal }),
+                    Err(Some(refusal)) => self.answers.push_back(Answer::Refused { shard, attempt, seq, refusal }),
                     Err(None) => return Ok(Taken::Stalled),
                 }
             }
             Request::Subscribe { stream, shard, from, credit_bytes } => {
-                let port = common.ports.iter().position(|p| p.shard == shard);
                 self.streams.retain(|s| s.id != stream);
-                match port {
-                    _ if self.streams.len() == STREAMS_MAX => {
-                        return Err(format!("it asked for more than {STREAMS_MAX} streams"));
-                    }
-                    Some(port) => self.streams.push(Stream::new(stream, port, from, credit_bytes)),
-                    None => self.reply(Answer::NotHere { stream }),
+                if self.streams.len() == STREAMS_MAX {
+                    return Err(format!("it asked for more than {STREAMS_MAX} streams"));
                 }
+                self.streams.push(Stream::new((stream, shard), from, credit_bytes, &common.ledger));
             }
             Request::Unsubscribe { stream } => self.streams.retain(|s| s.id != stream),
             Request::Consumed { stream, bytes } => {
@@ -199,8 +225,26 @@ impl Client {
                 self.reads_seen = None;
             }
             Request::Cancel { token } => self.reads.retain(|(waiting, _)| *waiting != token),
+            Request::Unfollow => self.following = None,
+            Request::Outcome { token, shard, client, seq } => {
+                let Served::Here(port) = common.served(shard) else {
+                    let (outcome, next_seq) = (AppendOutcome::NotHere, 0);
+                    self.reply(Answer::Outcome { token, outcome, next_seq });
+                    self.ring.consume();
+                    return Ok(Taken::Request);
+                };
+                let ask = bus::outcome(self.session, token, client, seq);
+                if self.outcomes == OUTCOMES_MAX {
+                    return Ok(Taken::Stalled);
+                }
+                if common.ports[port].requests.push(&[&ask]).is_err() {
+                    common.queue_full = Some((port, ask.len()));
+                    return Ok(Taken::Stalled);
+                }
+                self.outcomes += 1;
+            }
             Request::Tail { token } => {
-                if common.tails.len() == TAILS_MAX {
+                if self.tails == TAILS_MAX {
                     return Ok(Taken::Stalled);
                 }
                 let ask = bus::read_index(common.next_tail_token);
@@ -215,6 +259,7 @@ impl Client {
                     index: None,
                 });
                 common.next_tail_token += 1;
+                self.tails += 1;
             }
             Request::Change { token, change } => {
                 // Any shard has a line to the sequencer.
@@ -266,8 +311,16 @@ impl Client {
         let mut at = 0;
         while at < self.streams.len() {
             let stream = &mut self.streams[at];
-            match common.served(common.ports[stream.port].shard) {
-                Served::Here(port) => stream.port = port,
+            let (delivered, end) = match common.served(stream.shard) {
+                Served::Here(port) => {
+                    let source = Source {
+                        port: &common.ports[port],
+                        epoch: common.serving[port],
+                        deliverable: common.deliverable[port],
+                    };
+                    stream::deliver(stream, &source, &common.ledger, &mut self.ring)
+                }
+                Served::Lost => stream::deliver_lost(stream, &common.ledger, &mut self.ring),
                 Served::Soon => {
                     at += 1;
                     continue;
@@ -277,10 +330,7 @@ impl Client {
                     self.reply(Answer::NotHere { stream });
                     continue;
                 }
-            }
-            let port = &common.ports[stream.port];
-            let deliverable = common.deliverable[stream.port];
-            let (delivered, end) = stream::deliver(stream, port, deliverable, &common.ledger, &mut self.ring);
+            };
             count += delivered.messages;
             common.counters.delivered.add(delivered.records);
             match end {
@@ -369,31 +419,39 @@ pub(crate) const fn reply_bytes_max(record_bytes_max: usize) -> usize {
 /// Hands an append over to its shard. `Err(None)`: not now.
 fn hand_over(
     common: &mut Common,
-    (session, connection): (ClientId, u32),
-    outstanding: &mut [u32],
-    shard: ShardId,
+    session: ClientId,
+    lanes: &mut [Lane],
+    (shard, attempt, view): (ShardId, u32, u32),
     seq: u64,
     record: &[u8],
 ) -> Result<(), Option<Refusal>> {
     let limit_bytes = common.config.record_bytes_max;
+    if let Some(failed) = common.ledger.last_failure(shard).filter(|f| f.view > view) {
+        // The session does not know that what it sent before may be bound and missing.
+        return Err(Some(Refusal::OldView { view: failed.view }));
+    }
     let port = match common.served(shard) {
         Served::Here(port) => port,
         Served::Soon => return Err(None),
-        Served::Elsewhere => return Err(Some(Refusal::NotHere)),
+        Served::Elsewhere | Served::Lost => return Err(Some(Refusal::NotHere)),
     };
     if record.len() > limit_bytes as usize {
         return Err(Some(Refusal::TooLarge { limit_bytes }));
     }
-    if outstanding[port] >= common.config.outstanding_max {
+    if lanes[port].attempt != attempt {
+        lanes[port] = Lane { attempt, connection: common.next_connection(), outstanding: 0 };
+    }
+    let lane = &mut lanes[port];
+    if lane.outstanding >= common.config.outstanding_max {
         return Err(None);
     }
-    let head = bus::append_head(session, connection, seq);
+    let head = bus::append_head(session, lane.connection, seq);
     if common.ports[port].requests.push(&[&head, record]).is_err() {
         common.counters.pushed_back.add(1);
         common.queue_full = Some((port, head.len() + record.len()));
         return Err(None);
     }
-    outstanding[port] += 1;
+    lane.outstanding += 1;
     common.counters.appends.add(1);
     Ok(())
 }
@@ -407,7 +465,8 @@ enum Taken {
 fn reply_of(answer: Answer) -> Reply<'static> {
     match answer {
         Answer::Acknowledged { shard, seq, position } => Reply::Acknowledged { shard, seq, position },
-        Answer::Refused { shard, seq, refusal } => Reply::Refused { shard, seq, refusal },
+        Answer::Refused { shard, attempt, seq, refusal } => Reply::Refused { shard, attempt, seq, refusal },
+        Answer::Outcome { token, outcome, next_seq } => Reply::OutcomeIs { token, outcome, next_seq },
         Answer::Tail { token, position, index } => Reply::TailIs { token, position, index },
         Answer::Changed { token, outcome } => Reply::ChangeIs { token, outcome },
         Answer::NotHere { stream } => Reply::NotHere { stream },
@@ -447,15 +506,23 @@ fn read(ring: &mut Ring, common: &Common, token: u64, position: Position) -> Res
         let head = common.ledger.first_known();
         return push(ring, &is(ReadResult::Trimmed(head))).map(|()| true);
     };
+    if common.ledger.is_decreed(slot.shard, position) {
+        return push(ring, &is(ReadResult::NoOp)).map(|()| true);
+    }
     let at = match common.served(slot.shard) {
         Served::Here(port) => port,
         Served::Soon => return Ok(false),
         Served::Elsewhere => return push(ring, &is(ReadResult::Elsewhere(slot.shard))).map(|()| true),
+        Served::Lost => return push(ring, &is(ReadResult::Unavailable)).map(|()| true),
     };
-    if slot.lsn >= common.deliverable[at] {
+    let (port, deliverable) = (&common.ports[at], common.deliverable[at]);
+    if slot.lsn >= deliverable {
         return Ok(false);
     }
-    let log = &common.ports[at].log;
+    if slot.lsn < stream::missing_below(port, deliverable, &common.ledger) {
+        return push(ring, &is(ReadResult::Unavailable)).map(|()| true);
+    }
+    let log = &port.log;
     let found = log.seek(slot.lsn).and_then(|mut cursor| log.item(&mut cursor).map(|item| (cursor, item)));
     match found {
         Ok((_, Item::NoOps { .. })) => push(ring, &is(ReadResult::NoOp))?,
@@ -463,16 +530,13 @@ fn read(ring: &mut Ring, common: &Common, token: u64, position: Position) -> Res
             // Copied first and then checked: what was overwritten meanwhile must not be answered.
             let mut record = Vec::new();
             log.region().append_to(offset, header.length as usize, &mut record);
-            if log.check(cursor.at).is_ok() {
+            if log.check(cursor.at).is_ok() && port.progress.serving() == common.serving[at] {
                 push(ring, &is(ReadResult::Record(&record)))?;
             } else {
                 return Ok(false);
             }
         }
-        Err(_) => {
-            let head = stream::log_head(&common.ports[at], &common.ledger);
-            push(ring, &is(ReadResult::Trimmed(head)))?;
-        }
+        Err(_) => push(ring, &is(ReadResult::Trimmed(stream::log_head(port, &common.ledger))))?,
     }
     Ok(true)
 }
@@ -499,14 +563,14 @@ mod tests {
         };
         let mut client = Client::new((ClientId(7), 2), ring, &config, 1);
         // The append went to the shard on both connections; it was closed when it saw the first and is open again.
-        client.outstanding[0] = 1;
+        client.lanes[0].outstanding = 1;
         let (shard, seq) = (ShardId(0), 5);
-        let refused = Answer::Refused { shard, seq, refusal: Refusal::Closed { instead: ShardId(1) } };
-        client.refused(0, 1, refused);
-        assert_eq!((client.answers.len(), client.outstanding[0]), (0, 1));
+        let closed = Refusal::Closed { instead: ShardId(1) };
+        client.refused(0, 1, (shard, seq), closed);
+        assert_eq!((client.answers.len(), client.lanes[0].outstanding), (0, 1));
         client.answer(0, Answer::Acknowledged { shard, seq, position: Position(9) });
-        assert_eq!((client.answers.len(), client.outstanding[0]), (1, 0));
-        client.refused(0, 2, refused);
+        assert_eq!((client.answers.len(), client.lanes[0].outstanding), (1, 0));
+        client.refused(0, 2, (shard, seq), closed);
         assert_eq!(client.answers.len(), 2);
     }
 }

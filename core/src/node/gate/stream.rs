@@ -17,13 +17,26 @@ const MESSAGES_PER_CYCLE: usize = 128;
 #[derive(Debug)]
 pub(super) struct Stream {
     pub(super) id: u32,
-    pub(super) port: usize,
-    from: Position,
-    /// Unknown until windows up to `from` are known.
+    pub(super) shard: ShardId,
+    /// Everything of the shard below this position was told.
+    next: Position,
+    /// Unknown until windows up to `next` are known; in the log of the primary of this epoch.
     cursor: Option<Cursor>,
+    epoch: Option<u32>,
+    /// The newest failure of the shard that the cursor takes into account: its view.
+    failure: u32,
     credit_bytes: u64,
     consumed: u64,
     sent: u64,
+}
+
+/// Where a stream is delivered from.
+pub(super) struct Source<'a> {
+    pub(super) port: &'a ShardPort,
+    /// In which its replica leads, as this cycle found it.
+    pub(super) epoch: Option<u32>,
+    /// First slot that may not be delivered.
+    pub(super) deliverable: Lsn,
 }
 
 /// Why delivery stopped.
@@ -49,8 +62,21 @@ pub(super) struct Delivered {
 }
 
 impl Stream {
-    pub(super) fn new(id: u32, port: usize, from: Position, credit_bytes: u64) -> Stream {
-        Stream { id, port, from, cursor: None, credit_bytes, consumed: 0, sent: 0 }
+    pub(super) fn new((id, shard): (u32, ShardId), from: Position, credit_bytes: u64, ledger: &Ledger) -> Stream {
+        let failure = ledger.last_failure(shard).map_or(0, |f| f.view);
+        Stream { id, shard, next: from, cursor: None, epoch: None, failure, credit_bytes, consumed: 0, sent: 0 }
+    }
+
+    /// Another primary's log has its own places; after a failure the shard goes on where it was bound.
+    fn follow(&mut self, epoch: Option<u32>, ledger: &Ledger) {
+        let known = self.failure;
+        for failed in ledger.failed().filter(|f| f.shard == self.shard && f.view > known) {
+            self.next = self.next.min(failed.from);
+            (self.failure, self.cursor) = (failed.view, None);
+        }
+        if self.epoch != epoch {
+            (self.epoch, self.cursor) = (epoch, None);
+        }
     }
 
     pub(super) fn on_consumed(&mut self, bytes: u64) -> Result<(), String> {
@@ -82,36 +108,72 @@ pub(super) fn log_head(port: &ShardPort, ledger: &Ledger) -> Position {
     }
 }
 
+/// Slots below this one were bound and are in no log: their shard was lost and has returned without them. What was dropped
+/// because it is old is not counted.
+pub(super) fn missing_below(port: &ShardPort, deliverable: Lsn, ledger: &Ledger) -> Lsn {
+    if ledger.last_failure(port.shard).is_none() {
+        return Lsn(0);
+    }
+    if port.log.is_empty() {
+        return deliverable; // A log drops entries only while others follow.
+    }
+    let Ok(first) = port.log.first() else { return Lsn(0) };
+    let begins = ledger.failed().any(|f| f.shard == port.shard && f.lsn == first.lsn);
+    if begins { first.lsn } else { Lsn(0) }
+}
+
 /// Delivers what may be delivered.
 pub(super) fn deliver(
     stream: &mut Stream,
-    port: &ShardPort,
-    deliverable: Lsn,
+    source: &Source<'_>,
     ledger: &Ledger,
     ring: &mut Ring,
 ) -> (Delivered, Delivery) {
+    let Source { port, deliverable, .. } = *source;
+    stream.follow(source.epoch, ledger);
     let mut delivered = Delivered::default();
+    let missing_below = missing_below(port, deliverable, ledger);
     let trimmed = || Delivery::Trimmed { head: log_head(port, ledger) };
-    let mut cursor = match stream.cursor.map_or_else(|| find(stream, port, ledger), |c| Ok(Some(c))) {
+    let mut cursor = match stream.cursor.map_or_else(|| find(stream, port, missing_below, ledger), |c| Ok(Some(c))) {
         Ok(Some(cursor)) => cursor,
         Ok(None) => return (delivered, Delivery::Caught),
         Err(Overrun) => return (delivered, trimmed()),
     };
+    let void_until = ledger.last_failure(stream.shard).map_or(Position(0), |f| f.lease_end);
     // The cursor's position, and how many slots from it on have consecutive ones.
     let (mut position, mut run) = (Position(0), 0);
     let end = loop {
-        if cursor.lsn >= deliverable {
-            break Delivery::Caught;
-        }
         if delivered.messages == MESSAGES_PER_CYCLE {
             break Delivery::More;
         }
+        if run == 0 && (cursor.lsn < deliverable || stream.next < void_until) {
+            let found = position_run(ledger, stream.shard, cursor.lsn);
+            match decreed(stream, cursor.lsn, found.map(|(position, _)| position), ledger, ring) {
+                Ok(false) => {}
+                Ok(true) => {
+                    delivered.messages += 1;
+                    continue;
+                }
+                Err(end) => break end,
+            }
+            (position, run) = found.unwrap_or_default();
+        }
+        if cursor.lsn >= deliverable {
+            break Delivery::Caught;
+        }
         if run == 0 {
-            let Some(found) = position_run(ledger, port.shard, cursor.lsn) else {
-                // Bound so long ago that the ledger has forgotten where; or, I13, without a grant to speculate with.
-                break if cursor.lsn < ledger.committed_lsn(port.shard) { trimmed() } else { Delivery::Caught };
-            };
-            (position, run) = found;
+            // Bound so long ago that the ledger has forgotten where; or, I13, without a grant to speculate with.
+            break if cursor.lsn < ledger.committed_lsn(stream.shard) { trimmed() } else { Delivery::Caught };
+        }
+        if cursor.lsn < missing_below {
+            let count = run.min(missing_below.0 - cursor.lsn.0);
+            if let Err(end) = stream.tell_missing((cursor.lsn, position), count, ledger, ring) {
+                break end;
+            }
+            cursor.lsn = cursor.lsn.plus(count);
+            run = 0;
+            delivered.messages += 1;
+            continue;
         }
         let Ok(item) = item(port, &mut cursor) else { break trimmed() };
         let mut head = [0; SESSION_HEAD_BYTES_MAX];
@@ -135,12 +197,14 @@ pub(super) fn deliver(
                 if ring.push_from(&head[..len], port.log.region(), offset, header.length as usize).is_err() {
                     break Delivery::RingFull;
                 }
-                if port.log.check(cursor.at).is_err() {
+                // A primary that was deposed meanwhile is written to by another.
+                if port.log.check(cursor.at).is_err() || port.progress.serving() != source.epoch {
                     break Delivery::Overrun;
                 }
                 stream.sent += bytes;
                 cursor = Cursor { at: cursor.at + header.span_bytes() as u64, lsn: cursor.lsn.plus(1) };
                 (position, run) = (position.plus(1), run - 1);
+                stream.next = position;
                 delivered.records += 1;
             }
             Item::NoOps { count } => {
@@ -153,6 +217,7 @@ pub(super) fn deliver(
                 };
                 stream.sent += stream_bytes(0);
                 cursor.lsn = cursor.lsn.plus(passed);
+                stream.next = position.plus(passed);
                 run = 0;
             }
         }
@@ -160,6 +225,76 @@ pub(super) fn deliver(
     };
     stream.cursor = Some(cursor);
     (delivered, end)
+}
+
+/// Tells the slots of a shard that is lost: what is bound is unavailable, the rest is void.
+pub(super) fn deliver_lost(stream: &mut Stream, ledger: &Ledger, ring: &mut Ring) -> (Delivered, Delivery) {
+    stream.follow(None, ledger);
+    let mut delivered = Delivered::default();
+    if stream.next < ledger.first_known() {
+        return (delivered, Delivery::Trimmed { head: ledger.first_known() });
+    }
+    let end = ledger.committed_lsn(stream.shard);
+    while delivered.messages < MESSAGES_PER_CYCLE {
+        let lsn = ledger.first_lsn_at(stream.shard, stream.next).unwrap_or(end);
+        let found = ledger.position_run(stream.shard, lsn).filter(|_| lsn < end);
+        let told = match decreed(stream, lsn, found.map(|(position, _)| position), ledger, ring) {
+            Ok(false) => match found {
+                None => return (delivered, Delivery::Caught),
+                Some((position, run)) => stream.tell_missing((lsn, position), run.min(end.0 - lsn.0), ledger, ring),
+            },
+            told => told.map(|_| ()),
+        };
+        if let Err(end) = told {
+            return (delivered, end);
+        }
+        delivered.messages += 1;
+    }
+    (delivered, Delivery::More)
+}
+
+/// Tells the next positions before `until` that are void. True if there were any.
+fn decreed(
+    stream: &mut Stream,
+    lsn: Lsn,
+    until: Option<Position>,
+    ledger: &Ledger,
+    ring: &mut Ring,
+) -> Result<bool, Delivery> {
+    let until = until.unwrap_or(Position(u64::MAX));
+    let Some((position, count)) = ledger.decreed_run(stream.shard, stream.next, until) else { return Ok(false) };
+    let (id, view) = (stream.id, ledger.view());
+    let count = u32::try_from(count).unwrap_or(u32::MAX);
+    let reply = Reply::Decreed { stream: id, lsn, position, count, view };
+    stream.tell_empty(&reply, position.plus(count.into()), ring).map(|()| true)
+}
+
+impl Stream {
+    /// Tells slots that are bound and in no log.
+    fn tell_missing(
+        &mut self,
+        (lsn, position): (Lsn, Position),
+        count: u64,
+        ledger: &Ledger,
+        ring: &mut Ring,
+    ) -> Result<(), Delivery> {
+        let (stream, view) = (self.id, ledger.view());
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        let reply = Reply::Unavailable { stream, lsn, position, count, view };
+        self.tell_empty(&reply, position.plus(count.into()), ring)
+    }
+
+    fn tell_empty(&mut self, reply: &Reply<'_>, next: Position, ring: &mut Ring) -> Result<(), Delivery> {
+        if !self.has_credit(stream_bytes(0)) {
+            return Err(Delivery::Caught);
+        }
+        let mut head = [0; SESSION_HEAD_BYTES_MAX];
+        let (len, _) = reply.encode(&mut head);
+        ring.push(&[&head[..len]]).map_err(|Full| Delivery::RingFull)?;
+        self.sent += stream_bytes(0);
+        self.next = next;
+        Ok(())
+    }
 }
 
 fn position_run(ledger: &Ledger, shard: ShardId, lsn: Lsn) -> Option<(Position, u64)> {
@@ -196,12 +331,14 @@ fn no_ops(
     Ok(count.into())
 }
 
-/// Where the stream begins; `None` until windows up to its position are known.
-fn find(stream: &Stream, port: &ShardPort, ledger: &Ledger) -> Result<Option<Cursor>, Overrun> {
-    if stream.from < ledger.first_known() {
+/// Where the stream goes on; `None` until windows up to its position are known.
+fn find(stream: &Stream, port: &ShardPort, missing_below: Lsn, ledger: &Ledger) -> Result<Option<Cursor>, Overrun> {
+    if stream.next < ledger.first_known() {
         return Err(Overrun);
     }
-    ledger.first_lsn_at(port.shard, stream.from).map(|lsn| port.log.seek(lsn)).transpose()
+    let Some(lsn) = ledger.first_lsn_at(port.shard, stream.next) else { return Ok(None) };
+    // What is missing is nowhere in the log.
+    if lsn < missing_below { Ok(Some(Cursor { at: 0, lsn })) } else { port.log.seek(lsn).map(Some) }
 }
 
 #[cfg(test)]
@@ -214,7 +351,7 @@ mod tests {
 
     use super::*;
     use crate::channel::spsc;
-    use crate::log::{LogWriter, Retention};
+    use crate::log::{LogOptions, LogWriter, Retention};
     use crate::mem::Region;
     use crate::node::Waker;
     use crate::node::bus::Progress;
@@ -249,7 +386,8 @@ mod tests {
     }
 
     fn log(region_bytes: usize) -> LogWriter {
-        LogWriter::new(Region::new(region_bytes).unwrap(), SHARD, 0, Retention::Recycle, 960)
+        let options = LogOptions { retention: Retention::Recycle, record_bytes_max: 960 };
+        LogWriter::new(Region::new(region_bytes).unwrap(), SHARD, 0, options)
     }
 
     #[test]
@@ -282,12 +420,13 @@ mod tests {
         let port = port(&log);
         let (incoming, staging) = (Region::new(8192).unwrap(), Region::new(4096).unwrap());
         let mut ring = Ring::new(incoming, staging, RegionKey(0), 4096, 4096);
-        let mut stream = Stream::new(1, 0, Position(0), 1 << 20);
+        let mut stream = Stream::new((1, SHARD), Position(0), 1 << 20, &ledger);
         stream.cursor = Some(port.log.first().unwrap());
-        let (_, end) = deliver(&mut stream, &port, Lsn(3), &ledger, &mut ring);
+        let source = Source { port: &port, epoch: None, deliverable: Lsn(3) };
+        let (_, end) = deliver(&mut stream, &source, &ledger, &mut ring);
         assert!(matches!(end, Delivery::Trimmed { head: Position(2) }), "{end:?}");
         stream.cursor = Some(port.log.seek(Lsn(2)).unwrap());
-        let (delivered, end) = deliver(&mut stream, &port, Lsn(3), &ledger, &mut ring);
+        let (delivered, end) = deliver(&mut stream, &source, &ledger, &mut ring);
         assert!(matches!(end, Delivery::Caught) && delivered.records == 1, "{end:?}");
     }
 }

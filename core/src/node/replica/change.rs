@@ -311,7 +311,7 @@ impl<T: Transport> ReplicaAgent<T> {
         self.life = Some(Life::Leading(leader));
         self.counters.is_primary.set(1);
         self.publish();
-        self.gate.progress.set_serving(true);
+        self.gate.progress.set_serving(Some(self.epoch));
         self.gate.waker.wake();
         self.report_now(now_ns);
         self.have_one_join();
@@ -329,7 +329,7 @@ impl<T: Transport> ReplicaAgent<T> {
             return;
         }
         let Some(Life::Leading(leader)) = self.life.take() else { return };
-        self.gate.progress.set_serving(false);
+        self.gate.progress.set_serving(None);
         self.gate.waker.wake();
         self.counters.is_primary.set(0);
         self.counters.demotions.add(1);

@@ -7,7 +7,7 @@ use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::shard::{Append, FillRoom, Shard, ShardOut};
 use antelog_protocol::wire::node::{Report, Target};
 use antelog_protocol::wire::order::{ORDER_ENTRY_BYTES_MAX, OrderEntry};
-use antelog_protocol::{ClientId, Lsn, Position, Refusal, ReplicaId};
+use antelog_protocol::{ClientId, Lsn, Outcome, Position, Refusal, ReplicaId};
 
 use super::peers::Standing;
 use super::{Life, ReplicaAgent};
@@ -222,6 +222,13 @@ impl<T: Transport> ReplicaAgent<T> {
                         break;
                     }
                 }
+                ToShard::Outcome { asker, token, client, seq } => {
+                    let (outcome, next_seq) = match &self.life {
+                        Some(Life::Leading(leader)) => leader.outcome(client, seq),
+                        _ => (Outcome::NotHere, 0),
+                    };
+                    bus::tell(&mut self.gate.answers, &[&bus::outcome_is(asker, token, outcome, next_seq)]);
+                }
                 ToShard::Append { client, connection, seq, record } => {
                     let Some(Life::Leading(leader)) = &mut self.life else {
                         let refused = bus::refused(client, connection, seq, Refusal::NotHere);
@@ -331,6 +338,15 @@ impl<T: Transport> ReplicaAgent<T> {
             counted |= leader.joiner.map_or(0, |j| 1 << j.number);
         }
         leader.set_counted(now_ns, counted, &mut self.gate.answers);
+    }
+}
+
+impl Leader {
+    /// What became of a session's append. Without the log from its first slot on, an unknown number may be one of those that
+    /// are missing.
+    fn outcome(&self, client: ClientId, seq: u64) -> (Outcome, u64) {
+        let whole = self.log.first_place().is_some_and(|first| first.lsn == Lsn(0));
+        self.shard.outcome(client, seq, whole)
     }
 }
 

@@ -34,11 +34,14 @@ impl Oracle {
         let truth = &self.shards[usize::from(place.shard)];
         let entry = truth.entry(place.lsn).filter(|_| !place.void);
         // What a whole shard has lost is not there for a while, or for ever; it never becomes something else.
-        let may_trim = self.may_trim || !self.order.members.failures.is_empty();
         match (answer, entry.and_then(|entry| entry.record)) {
-            (Answer::Trimmed(head), _) if may_trim => {
+            (Answer::Trimmed(head), _) if self.may_trim => {
                 self.reached.trims += 1;
                 if *head > position { Ok(()) } else { wrong(&format!("says that the log begins at {head}")) }
+            }
+            (Answer::Unavailable, _) if !place.void && self.order.members.may_lack(place.shard, place.lsn) => {
+                self.reached.unavailable += 1;
+                Ok(())
             }
             (Answer::NoOp, None) => Ok(()),
             (Answer::Record(bytes), Some(record)) if matches(record, self.records[record as usize].len, bytes) => {
@@ -48,6 +51,7 @@ impl Oracle {
                 let got = match answer {
                     Answer::Record(bytes) => format!("a record of {} bytes", bytes.len()),
                     Answer::NoOp => "no record".into(),
+                    Answer::Unavailable => "unavailable".into(),
                     Answer::Trimmed(head) => format!("trimmed below {head}"),
                 };
                 wrong(&format!("returns {got}, it holds record {record:?}"))

@@ -125,6 +125,11 @@ impl Memberships {
         Some(std::mem::replace(known, next))
     }
 
+    /// Whether a shard may have lost a slot that was bound: it held it when it was lost.
+    pub(super) fn may_lack(&self, shard: u16, lsn: u64) -> bool {
+        self.failures.iter().any(|f| f.shard == shard && lsn < f.lsn)
+    }
+
     /// The failure that made a position of a shard void.
     pub(super) fn failure_at(&self, shard: u16, position: u64) -> Option<&Failure> {
         self.failures.iter().find(|f| f.shard == shard && (f.from..f.lease_end).contains(&position))

@@ -65,6 +65,7 @@ impl Oracle {
         }
         match event {
             Event::Fail { from } => self.judge_fail(subscription, from.0),
+            Event::Unavailable { from, to } => self.judge_unavailable(subscription, from.0, to.0),
             Event::Deliver { position, shard, record, speculative, view } => {
                 let newest = self.order.members.view;
                 if u64::from(*view) > newest {
@@ -148,6 +149,32 @@ impl Oracle {
         subscribed.delivered += 1;
         subscribed.handed.push_back((position, shard));
         subscribed.next = position + 1;
+        Ok(())
+    }
+
+    /// Bound slots that a lost shard held and that nobody can show: passed, and never delivered.
+    fn judge_unavailable(&mut self, subscription: usize, from: u64, to: u64) -> Result<(), Violation> {
+        let wrong = |what: &str| Err(Violation::new("I4", format!("positions {from} to {to} are unavailable: {what}")));
+        if to <= from || to > self.order.committed() {
+            return wrong("not all of them are bound");
+        }
+        self.pass(subscription, from)?;
+        let mut at = from;
+        while at < to {
+            let Some(place) = self.order.locate(at).filter(|place| !place.void) else {
+                return wrong("some are no slots");
+            };
+            if !self.order.members.may_lack(place.shard, place.lsn) {
+                return wrong("their shard was never lost");
+            }
+            at += place.run.min(to - at);
+            if let Scope::Shard(_) = self.subscribed[subscription].scope {
+                self.subscribed[subscription].next_lsn = Some(place.lsn + place.run.min(to - from));
+            }
+        }
+        self.reached.unavailable += 1;
+        let subscribed = &mut self.subscribed[subscription];
+        subscribed.next = subscribed.next.max(to);
         Ok(())
     }
 
@@ -260,7 +287,7 @@ impl Oracle {
 
     /// A subscription is told that the log begins above its next position.
     pub(in crate::sim) fn trimmed(&mut self, subscription: usize, head: u64) {
-        let may_trim = self.may_trim || !self.order.members.failures.is_empty();
+        let may_trim = self.may_trim;
         let subscribed = &mut self.subscribed[subscription];
         subscribed.ended = true;
         self.reached.trims += 1;

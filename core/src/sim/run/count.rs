@@ -46,6 +46,8 @@ impl<O: Overlay> Run<O> {
             ("full transport", network.seen.full),
             ("target overtook an order entry", network.seen.overtaken),
             ("fail delivered", reached.fails),
+            ("unavailable told", reached.unavailable),
+            ("append unknown", reached.unknown),
             ("delivery of a lost shard", reached.void_deliveries),
             ("region lap", oracle.laps()),
             ("region full refusal", reached.region_full),

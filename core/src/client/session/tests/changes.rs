@@ -22,6 +22,8 @@ fn a_change_is_done_when_the_order_stream_shows_it_from_the_answered_index_on() 
     let mut rig = Rig::new();
     rig.session.change(80, Change::Leave(ShardId(1)));
     assert_eq!(rig.requests(0), ["change 0 Leave(ShardId(1))", "follow"]);
+    rig.net.world().gates[1].accepts = false;
+    rig.net.world().gates[2].accepts = false;
     rig.net.world().drop_connection(0);
     rig.wait();
     assert_eq!(rig.requests(0), ["change 0 Leave(ShardId(1))", "follow"], "asked again under the same number");
@@ -71,9 +73,8 @@ fn a_closed_shard_says_where_to_go_and_takes_the_lane_s_number_again() {
         rig.session.append(ShardId(0), record).unwrap();
     }
     rig.run();
-    let refuse = |seq, refusal| Reply::Refused { shard: ShardId(0), seq, refusal };
-    rig.net.world().reply(0, refuse(0, Refusal::Closed { instead: ShardId(1) }));
-    rig.net.world().reply(0, refuse(1, Refusal::UnknownSession));
+    rig.net.world().refuse(0, 0, 0, Refusal::Closed { instead: ShardId(1) });
+    rig.net.world().refuse(0, 0, 1, Refusal::UnknownSession);
     assert_eq!(rig.said(), ["refused 0 #0, 1 instead", "refused 0 #1"]);
     assert_eq!(rig.session.append(ShardId(0), b"r2"), Ok(0), "the shard may take appends again");
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use antelog_protocol::ledger::grant_head;
 use antelog_protocol::wire::order::{ORDER_ENTRY_BYTES_MAX, encode_cut, encode_grant, encode_view_change};
-use antelog_protocol::wire::session::{Reply, Request, SESSION_HEAD_BYTES_MAX};
+use antelog_protocol::wire::session::{Reply, Request, SESSION_HEAD_BYTES_MAX, ShardGates};
 use antelog_protocol::{ChangeError, CutPoint, Lsn, Member, WindowMode};
 
 use super::super::*;
@@ -16,6 +16,8 @@ use crate::transport::{Full, LocalRange, MessageHandle, RegionKey, RemoteOffset}
 
 pub const GATE_RING: usize = 64 << 10;
 pub const CLIENT_RING: usize = 64 << 10;
+/// Longer than all pauses between attempts to connect that a test waits for.
+pub const SUSPECT_NS: u64 = 10_000_000_000;
 
 pub struct FakeGate {
     pub address: String,
@@ -24,6 +26,8 @@ pub struct FakeGate {
     staging: Arc<Region>,
     ring: Ring,
     client: Option<(PeerId, Arc<Region>)>,
+    /// Requests read and not asked for.
+    requests: Vec<String>,
 }
 
 #[derive(Default)]
@@ -35,6 +39,8 @@ pub struct World {
     dialed: VecDeque<Dialed<usize>>,
     pub dials: Vec<String>,
     map: Option<ClusterMap>,
+    /// The newest attempt that each gate has seen for each shard.
+    attempts: BTreeMap<(usize, u16), u32>,
 }
 
 /// The client's transport, and its dialer.
@@ -217,18 +223,27 @@ impl World {
 
     /// What the client asked since the last call.
     pub fn requests(&mut self, gate: usize) -> Vec<String> {
-        let FakeGate { staging, ring, client, .. } = &mut self.gates[gate];
-        let Some((peer, client)) = client.as_ref() else { return Vec::new() };
-        let mut requests = Vec::new();
+        self.read(gate);
+        std::mem::take(&mut self.gates[gate].requests)
+    }
+
+    fn read(&mut self, gate: usize) {
+        let FakeGate { staging, ring, client, requests, .. } = &mut self.gates[gate];
+        let Some((peer, client)) = client.as_ref() else { return };
         while let Some(message) = ring.peek().unwrap() {
             requests.push(match Request::decode(message).unwrap() {
-                Request::Append { shard, seq, record } => {
+                Request::Append { shard, attempt, seq, record, .. } => {
+                    self.attempts.insert((gate, shard.0), attempt);
                     format!("append {shard} #{seq} {}", String::from_utf8_lossy(record))
                 }
                 Request::Subscribe { stream, shard, from, .. } => format!("subscribe {stream} shard {shard} @{from}"),
                 Request::Unsubscribe { stream } => format!("unsubscribe {stream}"),
                 Request::Consumed { stream, bytes } => format!("consumed {stream} {bytes}"),
                 Request::Follow => "follow".to_owned(),
+                Request::Unfollow => "unfollow".to_owned(),
+                Request::Outcome { token, shard, client, seq } => {
+                    format!("outcome {token} {shard} {:x} #{seq}", client.0)
+                }
                 Request::Read { token, position } => format!("read {token} @{position}"),
                 Request::Cancel { token } => format!("cancel {token}"),
                 Request::Tail { token } => format!("tail {token}"),
@@ -237,7 +252,13 @@ impl World {
             ring.consume();
         }
         ring.credit(&mut ToClient { staging, client, events: &mut self.events }, *peer);
-        requests
+    }
+
+    /// The gate refuses the newest attempt.
+    pub fn refuse(&mut self, gate: usize, shard: u16, seq: u64, refusal: antelog_protocol::Refusal) {
+        self.read(gate);
+        let attempt = self.attempts.get(&(gate, shard)).copied().unwrap_or(0);
+        self.reply(gate, Reply::Refused { shard: ShardId(shard), attempt, seq, refusal });
     }
 
     pub fn connected(&self, gate: usize) -> bool {
@@ -248,6 +269,7 @@ impl World {
     pub fn drop_connection(&mut self, gate: usize) {
         if let Some((peer, _)) = self.gates[gate].client.take() {
             self.peers.remove(&peer.0);
+            self.gates[gate].requests.clear();
             self.events.push_back(Event::PeerDown { peer, reason: DownReason::Closed });
         }
     }
@@ -317,6 +339,14 @@ impl SessionHandler for Log {
         self.said.push(format!("refused {shard} #{seq}{why}"));
     }
 
+    fn on_unknown(&mut self, shard: ShardId, seq: u64) {
+        self.said.push(format!("unknown {shard} #{seq}"));
+    }
+
+    fn on_outcome(&mut self, token: u64, outcome: antelog_protocol::Outcome) {
+        self.said.push(format!("outcome {token} {outcome:?}"));
+    }
+
     fn on_membership(&mut self, token: u64, answer: Result<Membership, ChangeError>) {
         self.said.push(match answer {
             Ok(m) => {
@@ -335,6 +365,7 @@ impl SessionHandler for Log {
             }
             Event::Confirm { upto } => format!("={upto}"),
             Event::Fail { from } => format!("!{from}"),
+            Event::Unavailable { from, to } => format!("x{from}-{to}"),
         });
     }
 
@@ -381,16 +412,29 @@ impl Rig {
             let incoming = Region::new(Ring::region_bytes(GATE_RING)).unwrap();
             let staging = Region::new(CLIENT_RING).unwrap();
             let ring = Ring::new(incoming.clone(), staging.clone(), RegionKey(0), GATE_RING, CLIENT_RING);
-            FakeGate { address: address.into(), accepts: true, incoming, staging, ring, client: None }
+            FakeGate {
+                address: address.into(),
+                accepts: true,
+                incoming,
+                staging,
+                ring,
+                client: None,
+                requests: Vec::new(),
+            }
+        };
+        let shard = |shard, gates: [&str; 3]| ShardGates {
+            shard: ShardId(shard),
+            gates: (0..).zip(gates.map(String::from)).collect(),
         };
         let map = ClusterMap {
             tick_ns: 1_000_000,
             record_bytes_max: 1000,
             outstanding_max: 8,
-            shards: vec![(ShardId(0), "a".into()), (ShardId(1), "b".into())],
+            suspect_ns: SUSPECT_NS,
+            shards: vec![shard(0, ["a", "b", "c"]), shard(1, ["b", "a", "c"])],
             ordering: "fixed".into(),
         };
-        let world = World { gates: vec![gate("a"), gate("b")], map: Some(map), ..World::default() };
+        let world = World { gates: vec![gate("a"), gate("b"), gate("c")], map: Some(map), ..World::default() };
         let net = Net(Arc::new(Mutex::new(world)));
         let mut options = SessionOptions::new(ClientId(7), vec!["a".into()]);
         options.ring_bytes = CLIENT_RING;
@@ -419,9 +463,10 @@ impl Rig {
         }
     }
 
-    /// Lets one pause pass, if there is one.
+    /// Lets one pause pass, if there is one: not the time after which somebody is found to be silent.
     pub fn pause(&mut self) {
-        if let Some(at) = self.session.deadline_ns() {
+        let until_ns = self.now_ns + SUSPECT_NS / 2;
+        if let Some(at) = self.session.deadline_ns().filter(|at| *at < until_ns) {
             self.now_ns = self.now_ns.max(at);
             self.run();
         }
