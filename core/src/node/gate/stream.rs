@@ -110,12 +110,9 @@ pub(super) fn log_head(port: &ShardPort, ledger: &Ledger) -> Position {
 
 /// Slots below this one were bound and are in no log: their shard was lost and has returned without them. What was dropped
 /// because it is old is not counted.
-pub(super) fn missing_below(port: &ShardPort, deliverable: Lsn, ledger: &Ledger) -> Lsn {
+pub(super) fn missing_below(port: &ShardPort, ledger: &Ledger) -> Lsn {
     if ledger.last_failure(port.shard).is_none() {
         return Lsn(0);
-    }
-    if port.log.is_empty() {
-        return deliverable; // A log drops entries only while others follow.
     }
     let Ok(first) = port.log.first() else { return Lsn(0) };
     let begins = ledger.failed().any(|f| f.shard == port.shard && f.lsn == first.lsn);
@@ -132,7 +129,7 @@ pub(super) fn deliver(
     let Source { port, deliverable, .. } = *source;
     stream.follow(source.epoch, ledger);
     let mut delivered = Delivered::default();
-    let missing_below = missing_below(port, deliverable, ledger);
+    let missing_below = missing_below(port, ledger);
     let trimmed = || Delivery::Trimmed { head: log_head(port, ledger) };
     let mut cursor = match stream.cursor.map_or_else(|| find(stream, port, missing_below, ledger), |c| Ok(Some(c))) {
         Ok(Some(cursor)) => cursor,

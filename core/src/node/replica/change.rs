@@ -111,6 +111,7 @@ impl<T: Transport> ReplicaAgent<T> {
             peer.say(NodeMessage::Session { client, next_seq, last_lsn });
         }
         self.counters.joins.add(1);
+        self.limit_log();
     }
 
     fn on_start(&mut self, now_ns: u64, at: usize, place: Place) {
@@ -309,6 +310,7 @@ impl<T: Transport> ReplicaAgent<T> {
         }
         leader.begin(now_ns, others, &mut self.gate.answers);
         self.life = Some(Life::Leading(leader));
+        self.limit_log();
         self.counters.is_primary.set(1);
         self.publish();
         self.gate.progress.set_serving(Some(self.epoch));
@@ -351,6 +353,10 @@ impl<T: Transport> ReplicaAgent<T> {
     pub(super) fn on_view_changed(&mut self, now_ns: u64) {
         if !self.ledger().has_failed(self.shard) {
             return;
+        }
+        // Whoever is born anew hears of the past while it follows a later primary already.
+        if self.ledger().membership(self.shard).is_some_and(|m| m.epoch < self.epoch) {
+            return self.report_now(now_ns);
         }
         self.step_down(now_ns);
         let last = self.primary.take();

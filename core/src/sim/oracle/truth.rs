@@ -87,11 +87,11 @@ impl Held {
         (kind != PAD && found.lsn == lsn && found.count > 0).then_some(found)
     }
 
-    /// Where the entry of a slot stands that was written in an epoch: a lost shard goes on anywhere in its region.
+    /// Where the entry of a slot stands that was written since an epoch: a lost shard goes on anywhere in its region.
     fn search(&self, shard: u16, lsn: u64, epoch: u64) -> Option<u64> {
         let is_it = |at: &u64| {
             let found = self.parse(shard, *at).filter(|(kind, _)| *kind != PAD);
-            found.is_some_and(|(_, f)| (f.lsn, f.epoch) == (lsn, epoch) && f.count > 0)
+            found.is_some_and(|(_, f)| f.lsn == lsn && f.epoch >= epoch && f.count > 0)
         };
         (0..self.region.len() as u64).step_by(HEADER_BYTES as usize).find(is_it)
     }
@@ -123,6 +123,8 @@ pub(super) struct ShardTruth {
     pub(super) lsn: u64,
     /// What the shard had delivered and not bound whenever it was lost.
     lost: Vec<Entry>,
+    /// The epoch in which the shard began, or returned when it was lost last.
+    returned: u64,
     /// What the primaries so far have dropped: slots below may stand nowhere.
     keeps: u64,
     /// Some replica that led had not everything that is bound: slots below were lost with the whole shard.
@@ -150,6 +152,7 @@ impl ShardTruth {
             at: Some(0),
             lsn: 0,
             lost: Vec::new(),
+            returned: 0,
             keeps: 0,
             unavailable_below: 0,
             scratch: Vec::new(),
@@ -202,7 +205,7 @@ impl ShardTruth {
             };
             let Some(held) = self.lives.get(&leads) else { return missing(self.lsn, leads) };
             while self.lsn < to {
-                let at = self.at.or_else(|| held.search(shard, self.lsn, self.members.epoch));
+                let at = self.at.or_else(|| held.search(shard, self.lsn, self.returned));
                 let Some(found) = at.and_then(|at| held.next(shard, at, self.lsn)) else {
                     return missing(self.lsn, leads);
                 };
@@ -278,6 +281,7 @@ impl ShardTruth {
         let keeps = self.primary_keeps();
         self.members = members.clone();
         if returns {
+            self.returned = members.epoch;
             self.return_with_less(committed, known);
         }
         let verified = self.verify(keeps, known);
