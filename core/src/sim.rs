@@ -17,12 +17,14 @@
 mod client;
 mod cluster;
 mod control;
+mod faults;
 pub mod knobs;
 mod machine;
 pub mod network;
 pub mod oracle;
 pub mod overlay;
 pub mod probes;
+mod process;
 mod queue;
 pub mod rng;
 mod run;

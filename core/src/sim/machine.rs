@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::cluster::{self, Cluster, Runner};
@@ -33,6 +33,30 @@ pub(super) struct Thread {
     pub(super) busy_ns: u64,
     cycle_ns: u64,
     pause_at_ns: u64,
+    /// Its next turn is followed by a pause this long.
+    pub(super) pause_next_ns: u64,
+    /// In its next turn its process dies, with so many operations having left.
+    pub(super) dies: Option<Death>,
+}
+
+/// How a process dies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Death {
+    pub(super) process: usize,
+    /// Operations that still leave in the duty cycle in which it dies.
+    pub(super) leave: u64,
+    /// Its peers hear nothing for so long, if they do not see the connections closed.
+    pub(super) silent_ns: Option<u64>,
+    /// For how long it is down; `None`: until the faults are over.
+    pub(super) down_ns: Option<u64>,
+}
+
+/// Nothing passes from some agents to others.
+#[derive(Clone, Debug)]
+pub(super) struct Wall {
+    pub(super) from: Vec<usize>,
+    pub(super) to: Vec<usize>,
+    pub(super) until_ns: u64,
 }
 
 /// What was done in a turn.
@@ -58,6 +82,13 @@ pub(super) struct Machine<O: Overlay> {
     pub(super) threads: Vec<Thread>,
     wakes: Arc<Mutex<Vec<usize>>>,
     heard: Receiver<Notice>,
+    pub(super) notices: Sender<Notice>,
+    /// How often each process was born, and for how long those that are down are so.
+    pub(super) lives: Vec<u64>,
+    pub(super) down: Vec<bool>,
+    pub(super) walls: Vec<Wall>,
+    /// Until when each agent is, as far as is known, out of order: down, paused, cut off.
+    pub(super) troubled_ns: Vec<u64>,
     pub(super) rng: Rng,
     /// What befalls sequencers; others' draws do not depend on it.
     fate: Rng,
@@ -99,6 +130,11 @@ impl<O: Overlay> Machine<O> {
             threads: Vec::new(),
             wakes,
             heard,
+            notices,
+            lives: vec![0; knobs.processes.into()],
+            down: vec![false; knobs.processes.into()],
+            walls: Vec::new(),
+            troubled_ns: vec![0; knobs.agents()],
             rng: Rng::new(knobs.seed, 4),
             fate: Rng::new(knobs.seed, 7),
             probes: Probes::default(),
@@ -107,7 +143,7 @@ impl<O: Overlay> Machine<O> {
             woken: VecDeque::new(),
             knobs: knobs.clone(),
         };
-        for agents in machine.cluster.threads.clone() {
+        for agents in machine.cluster.places.threads.clone() {
             machine.add_thread(agents, None);
         }
         Ok(machine)
@@ -118,7 +154,7 @@ impl<O: Overlay> Machine<O> {
         let knobs = self.knobs.clone();
         let mut network = self.network.borrow_mut();
         for line in 0..self.cluster.lines.len() {
-            network.plan(self.rng.below(4 * knobs.net.longest_way_ns()), What::Dial { line });
+            network.plan(self.rng.below(4 * knobs.net.longest_way_ns()), What::Dial { line, life: 0 });
         }
         for (kind, every_ns) in knobs.faults.lost_every_ns.iter().enumerate() {
             if let Some(every_ns) = every_ns {
@@ -130,12 +166,12 @@ impl<O: Overlay> Machine<O> {
         }
     }
 
-    /// Adds a thread, for agents or for a client, and returns its number.
     /// When the last thread that is paused or working is done.
     pub(super) fn awake_ns(&self, now_ns: u64) -> u64 {
         self.threads.iter().map(|t| t.busy_ns).fold(now_ns, u64::max)
     }
 
+    /// Adds a thread, for agents or for a client, and returns its number.
     pub(super) fn add_thread(&mut self, agents: Vec<usize>, client: Option<usize>) -> usize {
         let knobs = &self.knobs;
         let number = self.threads.len();
@@ -144,7 +180,19 @@ impl<O: Overlay> Machine<O> {
         let pause_at_ns = knobs.faults.pause_every_ns.map_or(u64::MAX, |every| self.rng.gap(every));
         let cycle_ns = cycle_ns * agents.len().max(1) as u64;
         let (asleep, turn, busy_ns) = (false, 0, 0);
-        self.threads.push(Thread { agents, client, asleep, turn, next_ns, busy_ns, cycle_ns, pause_at_ns });
+        let (pause_next_ns, dies) = (0, None);
+        self.threads.push(Thread {
+            agents,
+            client,
+            asleep,
+            turn,
+            next_ns,
+            busy_ns,
+            cycle_ns,
+            pause_at_ns,
+            pause_next_ns,
+            dies,
+        });
         self.network.borrow_mut().plan(next_ns, What::Step { thread: number, turn: 0 });
         number
     }
@@ -162,12 +210,17 @@ impl<O: Overlay> Machine<O> {
     /// Does what concerns connections.
     pub(super) fn act(&mut self, now_ns: u64, what: What) {
         match what {
-            What::Dial { line } => self.dial(now_ns, line),
+            What::Dial { line, life } if self.cluster.lines[line].life == life => self.dial(now_ns, line),
             What::AdmitNode { line, link, side } => {
                 let line = &mut self.cluster.lines[line];
                 let Some(at) = line.ends.iter().position(|end| (end.0, end.1) == (link, side)) else { return };
                 let (.., end) = line.ends.swap_remove(at);
                 let (agent, peer) = if side == 0 { (line.caller, line.to_peer) } else { (line.callee, line.from_peer) };
+                line.up |= if line.link == Some(link) { 1 << side } else { 0 };
+                let (is_order, caller) = (line.kind == LinkKind::Order && line.up == 3, line.caller);
+                if is_order {
+                    self.troubled_ns[caller] = self.troubled_ns[caller].max(now_ns);
+                }
                 self.cluster.mails[agent].send(Admission::Node { peer, link: end });
             }
             What::DialGate { call } => self.dial_gate(now_ns, call),
@@ -203,6 +256,16 @@ impl<O: Overlay> Machine<O> {
             self.probes.add("pause longer than a tick", u64::from(pause_ns > knobs.tick_ns));
             self.network.borrow_mut().note(Kind::Pause, thread as u64, pause_ns, 0);
         }
+        let long_ns = std::mem::take(&mut self.threads[thread].pause_next_ns);
+        if long_ns > 0 {
+            pause_ns = pause_ns.max(long_ns);
+            self.network.borrow_mut().note(Kind::Pause, thread as u64, pause_ns, 1);
+        }
+        if pause_ns > knobs.tick_ns {
+            for agent in self.threads[thread].agents.clone() {
+                self.trouble(agent, now_ns + cost_ns + pause_ns);
+            }
+        }
         // Half of the pauses fall between what was seen and what is done about it.
         let inside = self.rng.percent(50);
         let busy_ns = now_ns + cost_ns + pause_ns;
@@ -212,18 +275,33 @@ impl<O: Overlay> Machine<O> {
 
     /// The duty cycles of a thread's agents; returns the work done.
     pub(super) fn run_agents(&mut self, now_ns: u64, thread: usize) -> usize {
+        let dies = self.threads[thread].dies.take();
+        self.network.borrow_mut().leave = dies.map(|death| death.leave);
         let Machine { threads, cluster, .. } = self;
-        threads[thread].agents.iter().map(|agent| cluster.runners[*agent].agent().duty_cycle(now_ns)).sum()
+        let mut work = 0;
+        for agent in &threads[thread].agents {
+            work += cluster.runners[*agent].as_mut().map_or(0, |runner| runner.agent().duty_cycle(now_ns));
+        }
+        self.network.borrow_mut().leave = None;
+        if let Some(death) = dies {
+            self.probes.add("process died between two sends", 1);
+            self.die(now_ns, death);
+        }
+        work
     }
 
     /// Ends the turn of a thread with agents.
     pub(super) fn end_agents(&mut self, thread: usize, busy_ns: u64, work: usize) {
         let Machine { threads, cluster, .. } = self;
-        let agents = &threads[thread].agents;
-        let deadlines = agents.iter().filter_map(|agent| cluster.runners[*agent].agent().deadline_ns());
-        let deadline_ns = deadlines.min().filter(|at| *at < u64::MAX / 2).unwrap_or(u64::MAX);
+        let mut deadline_ns = u64::MAX;
+        for agent in &threads[thread].agents {
+            let Some(runner) = &mut cluster.runners[*agent] else { continue };
+            let own_ns = runner.agent().deadline_ns().filter(|at| *at < u64::MAX / 2);
+            deadline_ns = deadline_ns.min(own_ns.unwrap_or(u64::MAX));
+        }
         let busy = work > 0 || deadline_ns <= busy_ns;
-        let ready = !busy && agents.iter().any(|agent| cluster.runners[*agent].agent().prepare_wait());
+        let mut living = threads[thread].agents.iter().filter(|_| !busy);
+        let ready = living.any(|at| cluster.runners[*at].as_mut().is_some_and(|r| r.agent().prepare_wait()));
         self.end(thread, busy_ns, Turn { work, deadline_ns, ready });
     }
 
@@ -277,13 +355,15 @@ impl<O: Overlay> Machine<O> {
         let notices: Vec<Notice> = self.heard.try_iter().collect();
         for notice in &notices {
             if let Notice::PeerDown { agent, peer, .. } = notice {
+                self.cluster.lost(agent, *peer);
                 let lines = &mut self.cluster.lines;
                 let Some(line) = lines.iter().position(|l| l.caller_name == *agent && l.to_peer == *peer) else {
                     continue;
                 };
                 let pause_ns = lines[line].pause_ns;
                 lines[line].pause_ns = (pause_ns * 2).min(self.knobs.backoff_ns * 8);
-                self.network.borrow_mut().plan(now_ns + pause_ns, What::Dial { line });
+                let life = lines[line].life;
+                self.network.borrow_mut().plan(now_ns + pause_ns, What::Dial { line, life });
             }
         }
         notices
@@ -331,7 +411,7 @@ impl<O: Overlay> Machine<O> {
                 self.probes.add("leader hands over", 1);
                 let others = self.cluster.sequencers.len() as u64 - 1;
                 let to = (member + 1 + self.fate.below(others) as usize) % self.cluster.sequencers.len();
-                if let Runner::Sequencer(sequencer) = &mut self.cluster.runners[agent] {
+                if let Some(Runner::Sequencer(sequencer)) = &mut self.cluster.runners[agent] {
                     sequencer.transfer_leadership(to);
                 }
             }
@@ -348,11 +428,14 @@ impl<O: Overlay> Machine<O> {
     fn dial(&mut self, now_ns: u64, number: usize) {
         let way_ns = self.knobs.net.longest_way_ns();
         let (isolated, until_ns) = self.isolated;
-        let Line { caller, callee, .. } = self.cluster.lines[number];
+        let Line { caller, callee, life, pause_ns, .. } = self.cluster.lines[number];
+        if self.cluster.runners[caller].is_none() {
+            return;
+        }
         let cut_off = now_ns < until_ns && (caller == isolated || callee == isolated);
-        if cut_off || self.dial_fails() {
-            let pause_ns = self.cluster.lines[number].pause_ns;
-            self.network.borrow_mut().plan(now_ns + pause_ns, What::Dial { line: number });
+        let nobody = cut_off || self.cluster.runners[callee].is_none() || self.walled(now_ns, caller, callee);
+        if nobody || self.dial_fails() {
+            self.network.borrow_mut().plan(now_ns + pause_ns, What::Dial { line: number, life });
             return;
         }
         let threads = (self.cluster.thread_of(caller), self.cluster.thread_of(callee));
@@ -362,6 +445,7 @@ impl<O: Overlay> Machine<O> {
         let link = carriers.0.id();
         let (caller_end, callee_end) = self.overlay.borrow_mut().link(carriers, threads);
         line.ends.extend([(link, 0, caller_end), (link, 1, callee_end)]);
+        (line.link, line.up) = (Some(link), 0);
         let callee_ns = now_ns + self.rng.range(way_ns, 3 * way_ns);
         let caller_ns = callee_ns + self.rng.below(2 * way_ns);
         network.plan(callee_ns, What::AdmitNode { line: number, link, side: 1 });
@@ -370,7 +454,7 @@ impl<O: Overlay> Machine<O> {
 
     fn gate_at(&self, address: &str) -> Option<usize> {
         let number: usize = address.strip_prefix("gate-")?.parse().ok()?;
-        self.cluster.gates.get(number).copied()
+        self.cluster.gates.get(number).copied().filter(|gate| self.cluster.runners[*gate].is_some())
     }
 
     fn dial_gate(&mut self, now_ns: u64, number: usize) {
