@@ -65,8 +65,13 @@ fn seeds_that_failed_once_pass() {
 #[test]
 fn sixty_four_and_two_hundred_and_fifty_six_shards_pass() {
     for ordering in [Ordering::Fixed, Ordering::FreeTick, Ordering::FreeEvent] {
-        let overrides =
-            Overrides { shards: Some(64), rate_per_s: Some(500), load_ns: Some(20_000_000), ordering: Some(ordering) };
+        let overrides = Overrides {
+            shards: Some(64),
+            rate_per_s: Some(500),
+            load_ns: Some(20_000_000),
+            ordering: Some(ordering),
+            faults: None,
+        };
         passes(1, &overrides);
         passes(2, &Overrides { shards: Some(256), load_ns: Some(8_000_000), ..overrides });
     }

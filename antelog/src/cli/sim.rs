@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering as Atomic};
 
+use antelog_core::sim::knobs::FaultSet;
 use antelog_core::sim::{self, Failure, Knobs, Overrides, Probes, probes, simulate};
 use antelog_net_rdma::sim as rdma;
 use antelog_profile::figures::model::Model;
@@ -79,12 +80,16 @@ pub struct SimArgs {
     /// fixed, free-tick or free-event, instead of what the seed draws
     #[arg(long, value_name = "ORDERING", value_parser = ordering)]
     ordering: Option<Ordering>,
+    /// Which faults may happen: all, none, or some of lost-links, pauses, sessions, crashes, partitions, shard-loss; instead
+    /// of what the seed draws, which is processes that die, partitions and lost shards in some seeds only
+    #[arg(long, value_name = "LIST", value_parser = faults)]
+    faults: Option<FaultSet>,
     /// What the clusters use: the simulated network as it is, or the RDMA transport on an emulated fabric, over that
     #[arg(long, value_name = "TRANSPORT", value_enum, default_value_t = Transport::Tcp)]
     transport: Transport,
     /// Instead of seeds: a curve of the literature from the real code on virtual time
     #[arg(long, value_name = "FIGURE", value_parser = figure, conflicts_with_all = ["seed", "seed_from", "seeds"])]
-    #[arg(conflicts_with_all = ["trace", "transport", "shards", "rate", "minutes", "ms", "ordering"])]
+    #[arg(conflicts_with_all = ["trace", "transport", "shards", "rate", "minutes", "ms", "ordering", "faults"])]
     figure: Option<Figure>,
     /// With --figure: the latency model, paper, lan or a TOML file
     #[arg(long, value_name = "FILE", requires = "figure", default_value = "paper")]
@@ -106,6 +111,11 @@ fn ordering(text: &str) -> Result<Ordering, String> {
     Ordering::from_name(text).ok_or_else(|| format!("unknown ordering {text:?}: use fixed, free-tick or free-event"))
 }
 
+fn faults(text: &str) -> Result<FaultSet, String> {
+    let names = FaultSet::NAMES.join(", ");
+    FaultSet::from_names(text).ok_or_else(|| format!("unknown faults {text:?}: use all, none, or some of {names}"))
+}
+
 impl SimArgs {
     fn jobs(&self) -> usize {
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -114,7 +124,7 @@ impl SimArgs {
 
     fn overrides(&self) -> Overrides {
         let load_ns = self.minutes.map(|m| m * 60_000_000_000).or(self.ms.map(|ms| ms * 1_000_000));
-        Overrides { shards: self.shards, rate_per_s: self.rate, load_ns, ordering: self.ordering }
+        Overrides { shards: self.shards, rate_per_s: self.rate, load_ns, ordering: self.ordering, faults: self.faults }
     }
 
     /// The command that runs a seed again.
@@ -131,6 +141,7 @@ impl SimArgs {
         add("minutes", self.minutes.map(|v| v.to_string()));
         add("ms", self.ms.map(|v| v.to_string()));
         add("ordering", self.ordering.map(|v| v.name().to_owned()));
+        add("faults", self.faults.map(|v| v.to_string()));
         format!("{command}  # {}", version())
     }
 }

@@ -179,12 +179,18 @@ impl Setup {
                 read_every_ns: None,
                 tail_every_ns: None,
             },
+            suspect_ns: 400_000_000,
+            lost_grace_ns: 200_000_000,
             faults: FaultKnobs {
                 lost_every_ns: [None; 3],
                 pause_every_ns: None,
                 pause_ns: 0,
                 dial_fails_percent: 0,
                 new_session_every_ns: None,
+                strike_every_ns: [None; 4],
+                strike_ns: 0,
+                silent_percent: 0,
+                aim: None,
             },
         }
     }
