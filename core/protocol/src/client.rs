@@ -294,26 +294,31 @@ impl<H: Clone> Merge<H> {
             .iter()
             .find(|h| h.index == index && h.held.position >= failed.from && h.held.is_record())
             .map(|h| h.held.position);
-        // Its no-ops are positions without slots now; the slots come to lie elsewhere when the shard has returned.
-        for handed in self.handed.iter_mut().filter(|h| h.index == index && h.held.position >= failed.from) {
-            if !handed.held.is_record() {
-                handed.held.content = Content::Decreed;
-            }
-        }
+        // What it delivered are positions without slots now; the slots come to lie elsewhere when the shard has returned. The
+        // positions have to be passed, perhaps by a ledger that does not go back so far.
+        let all = self.scope == Scope::All;
         let stream = &mut self.streams[index];
         stream.failed = Some(*failed);
-        stream.queue.retain(|held| held.position < failed.from);
+        let handed = self.handed.iter_mut().filter(|h| h.index == index).map(|h| &mut h.held);
+        for held in handed.chain(&mut stream.queue).filter(|held| held.position >= failed.from) {
+            held.content = Content::Decreed;
+        }
+        if !all {
+            stream.queue.retain(|held| held.position < failed.from);
+        }
         if stream.next_lsn.is_some_and(|next| next > failed.lsn) {
             // What was bound was delivered; the stream goes on with the first slot that was not, wherever that comes to lie.
             stream.next_lsn = Some(failed.lsn);
-            stream.next_position = stream.next_position.min(failed.from);
+            if !all {
+                stream.next_position = stream.next_position.min(failed.from);
+            }
         }
         let Some(first_lost) = lost else { return };
         invariant!(I9, first_lost >= self.confirmed, "a failure at {first_lost} below the confirmed prefix");
         // Take back what was handed out from there on; live shards' records go to the front of their queues again.
         while self.handed.back().is_some_and(|h| h.held.position >= first_lost) {
             let Some(Handed { index: from, held }) = self.handed.pop_back() else { break };
-            if from != index {
+            if from != index || all {
                 self.streams[from].queue.push_front(held);
             }
         }

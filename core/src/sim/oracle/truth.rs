@@ -306,7 +306,8 @@ impl ShardTruth {
         // Everything that was delivered stood on every member; whoever holds most says what.
         let mut most: Vec<Entry> = Vec::new();
         for held in self.members.lives.iter().filter_map(|life| self.lives.get(life)) {
-            let (mut at, mut next, mut tail) = (self.at, self.lsn, Vec::new());
+            let at = self.at.or_else(|| held.search(self.shard, self.lsn, self.returned));
+            let (mut at, mut next, mut tail) = (at, self.lsn, Vec::new());
             while let Some(found) = at.and_then(|at| held.next(self.shard, at, next)) {
                 let mut record = None;
                 if let Some((session, seq)) = found.record {
