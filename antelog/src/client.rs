@@ -17,21 +17,22 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use antelog_core::access::{Access, Secret};
 use antelog_core::client::session::{Session, SessionOptions};
 use antelog_core::client::{Membership, Slot};
 use antelog_core::node::Parker;
 use antelog_net_rdma::health::Health;
 use antelog_protocol::client::Scope;
 use antelog_protocol::wire::session::ClusterMap;
-use antelog_protocol::{Change, ClientId, Position, ShardId};
+use antelog_protocol::{Change, ClientId, Outcome, Position, ShardId};
 
 pub use driven::{DrivenSession, driven_session};
 pub use error::Error;
-pub use subscription::Subscription;
+pub use subscription::{OnUnavailable, SubscribeOptions, Subscription};
 
 use appends::Append;
-use completion::{Outcome, Permits, deadline, promise};
-use connect::{Caller, ClientDialer, first_contact};
+use completion::{Permits, deadline, promise};
+use connect::{Caller, ClientDialer, First, first_contact};
 use worker::{Command, Handle};
 
 use crate::network::{Network, NetworkOptions, Traffic, own_addresses};
@@ -53,6 +54,8 @@ pub struct ClientOptions {
     pub connect_timeout: Duration,
     /// Bytes that a [`Subscription`] buffers before it holds the log back.
     pub subscription_bytes: usize,
+    /// The secret of a cluster that requires one; both sides prove that they know it.
+    pub secret: Option<Secret>,
     /// Which networks to use.
     pub network: NetworkOptions,
     /// Where it is said which network was chosen for each connection, and why.
@@ -77,6 +80,7 @@ impl ClientOptions {
             cluster_name: String::new(),
             connect_timeout: Duration::from_secs(5),
             subscription_bytes: 1 << 20,
+            secret: None,
             network: NetworkOptions::default(),
             log: None,
         }
@@ -100,6 +104,8 @@ impl ClientOptions {
 ///         }
 ///         Event::Confirm { upto } => println!("everything below {upto} is bound as delivered"),
 ///         Event::Fail { from } => println!("forget what was delivered from {from} on"),
+///         // Only when it is to go on there: see `SubscribeOptions`.
+///         Event::Unavailable { from, to } => println!("nobody has positions {from} to {to} at present"),
 ///     }
 /// }
 /// # Ok::<(), antelog::Error>(())
@@ -111,6 +117,7 @@ struct Inner {
     handle: Handle,
     thread: Option<JoinHandle<()>>,
     map: ClusterMap,
+    access: Access,
     client: ClientId,
     options: ClientOptions,
     /// Per shard of the map.
@@ -136,7 +143,7 @@ impl Client {
             return Err(Error::NoAddress);
         }
         let caller = caller_of(&options)?;
-        let (map, ring_bytes) = first_contact(&caller, &options.addresses)?;
+        let First { map, ring_bytes, access } = first_contact(&caller, &options.addresses)?;
         let client = random_id()?;
         let dialer = Caller { client, ring_bytes: ring_bytes as u64, ..caller };
         let mut session = SessionOptions::new(client, options.addresses.clone());
@@ -150,6 +157,7 @@ impl Client {
             handle,
             thread: Some(thread),
             map,
+            access,
             client,
             options,
             permits,
@@ -161,6 +169,11 @@ impl Client {
     /// The cluster as it was when the client connected.
     pub fn map(&self) -> &ClusterMap {
         &self.0.map
+    }
+
+    /// What this client may do, by its secret.
+    pub fn access(&self) -> Access {
+        self.0.access
     }
 
     /// The identity of this client's session.
@@ -180,10 +193,12 @@ impl Client {
     /// move to one that does and keep their order all the same. An append that names its shard is refused then.
     ///
     /// Waits however long the cluster is away: the record is sent again after every lost connection and never appended
-    /// twice.
+    /// twice. When the shard is lost as a whole meanwhile, the call fails with [`Error::Unknown`]; later ones that name no
+    /// shard go to another.
     ///
     /// # Errors
-    /// [`Error::TooLarge`], [`Error::UnknownShard`], [`Error::Refused`], [`Error::Closed`].
+    /// [`Error::TooLarge`], [`Error::UnknownShard`], [`Error::Refused`], [`Error::ShardLost`], [`Error::Unknown`],
+    /// [`Error::Closed`].
     pub fn append(&self, shard: impl Into<Option<ShardId>>, record: impl AsRef<[u8]>) -> Result<Position, Error> {
         self.append_async(shard, record)?.wait()
     }
@@ -213,18 +228,33 @@ impl Client {
         Ok(Pending { outcome, shard, _client: self.clone() })
     }
 
-    /// Follows the log, or one shard of it, from a position on.
+    /// Follows the log, or one shard of it, from a position on. It stops with [`Error::Unavailable`] where nobody has what
+    /// comes next.
     ///
     /// # Errors
     /// [`Error::UnknownShard`], [`Error::Closed`].
     pub fn subscribe(&self, scope: Scope, from: Position) -> Result<Subscription, Error> {
+        self.subscribe_with(scope, from, SubscribeOptions::default())
+    }
+
+    /// As [`subscribe`](Self::subscribe), with options.
+    ///
+    /// # Errors
+    /// [`Error::UnknownShard`], [`Error::Closed`].
+    pub fn subscribe_with(
+        &self,
+        scope: Scope,
+        from: Position,
+        options: SubscribeOptions,
+    ) -> Result<Subscription, Error> {
         if let Scope::Shard(shard) = scope {
             self.shard_index(shard)?;
         }
         let token = self.token();
         let (feed, subscription) =
             subscription::subscription(Some(self.clone()), token, self.0.options.subscription_bytes);
-        self.0.handle.send(Command::Subscribe { token, scope, from, feed })?;
+        let on_unavailable = options.on_unavailable;
+        self.0.handle.send(Command::Subscribe { token, scope, from, on_unavailable, feed })?;
         Ok(subscription)
     }
 
@@ -248,6 +278,21 @@ impl Client {
         let (promise, outcome) = promise();
         self.0.handle.send(Command::Tail { token, promise })?;
         self.answer(&outcome, token, self.0.options.connect_timeout, || "the question for the tail".into())
+    }
+
+    /// What became of an append that failed with [`Error::Unknown`], this client's or that of another which appends no more.
+    /// Waits for the return of its shard, at most `timeout`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownShard`], [`Error::Timeout`], [`Error::Closed`].
+    pub fn outcome(&self, shard: ShardId, client: ClientId, seq: u64, timeout: Duration) -> Result<Outcome, Error> {
+        self.shard_index(shard)?;
+        let token = self.token();
+        let (promise, outcome) = promise();
+        self.0.handle.send(Command::Outcome { token, shard, client, seq, promise })?;
+        self.answer(&outcome, token, timeout, || {
+            format!("the question for the outcome of append {seq} of session {client} to shard {shard}")
+        })
     }
 
     /// Changes who takes part in the log or how it is ordered, and waits until the order stream shows it done: a shard
@@ -283,7 +328,7 @@ impl Client {
 
     fn answer<R>(
         &self,
-        outcome: &Outcome<R>,
+        outcome: &completion::Outcome<R>,
         token: u64,
         timeout: Duration,
         what: impl FnOnce() -> String,
@@ -319,7 +364,7 @@ impl Drop for Inner {
 /// An append whose position is not known yet. Dropping it does not take the append back.
 #[must_use = "the append may fail; wait for it"]
 pub struct Pending {
-    outcome: Outcome<Position>,
+    outcome: completion::Outcome<Position>,
     shard: Option<ShardId>,
     /// The client's thread runs as long as somebody may wait for it.
     _client: Client,
@@ -340,7 +385,7 @@ impl Pending {
     /// Waits until the record is bound.
     ///
     /// # Errors
-    /// [`Error::Refused`], [`Error::Closed`].
+    /// [`Error::Refused`], [`Error::ShardLost`], [`Error::Unknown`], [`Error::Closed`].
     pub fn wait(self) -> Result<Position, Error> {
         self.outcome.wait(None).unwrap_or(Err(Error::Closed))
     }
@@ -367,6 +412,7 @@ fn caller_of(options: &ClientOptions) -> Result<Caller, Error> {
         client: random_id()?,
         ring_bytes: 0,
         timeout: options.connect_timeout,
+        secret: options.secret.clone(),
         network,
         log,
     })

@@ -7,11 +7,15 @@
 mod client;
 pub mod cluster;
 pub mod network;
+pub mod watch;
 
+pub use antelog_core::access::{Access, Secret};
 pub use antelog_core::client::{Membership, Record, Slot};
 pub use antelog_protocol::client::{Event, Scope};
 pub use antelog_protocol::wire::session::{ClusterMap, ShardGates};
 pub use antelog_protocol::{
     Change, ChangeError, ClientId, Member, Ordering, Outcome, Position, Refusal, ShardId, WindowMode,
 };
-pub use client::{Client, ClientOptions, DrivenSession, Error, Pending, Subscription, driven_session};
+pub use client::{
+    Client, ClientOptions, DrivenSession, Error, OnUnavailable, Pending, SubscribeOptions, Subscription, driven_session,
+};

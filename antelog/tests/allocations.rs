@@ -99,7 +99,7 @@ const RECORDS: u64 = 12_000;
 fn work(address: String, confirmed: &AtomicU64) {
     let client = Client::connect(ClientOptions::new([address])).unwrap();
     let mut subscription = client.subscribe(Scope::All, Position(0)).unwrap();
-    let shards: Vec<_> = client.map().shards.iter().map(|(shard, _)| *shard).collect();
+    let shards: Vec<_> = client.map().shards.iter().map(|s| s.shard).collect();
     let record = vec![7u8; 4096];
     let mut pending = std::collections::VecDeque::new();
     let (mut sent, mut delivered) = (0, 0u64);
@@ -119,6 +119,7 @@ fn work(address: String, confirmed: &AtomicU64) {
                 }
                 Event::Confirm { .. } => confirmed.store(delivered, Ordering::Relaxed),
                 Event::Fail { from } => panic!("speculation from {from} failed"),
+                Event::Unavailable { from, .. } => panic!("{from} is unavailable"),
             }
         }
     }
@@ -140,7 +141,7 @@ fn a_steady_cluster_allocates_nothing_and_a_change_of_quotas_a_span() {
 fn run(policy: &[&str]) -> (u64, u64) {
     ALLOCATIONS.store(0, Ordering::Relaxed);
     let config = Config::parse(CONFIG, &policy.iter().map(|p| (*p).to_owned()).collect::<Vec<_>>()).unwrap();
-    let (cluster, mut agents) = Cluster::invoked(config, Nodes::All, Arc::new(|_: &str| {})).unwrap();
+    let (cluster, mut agents) = Cluster::invoked(config, Nodes::All).unwrap();
     let address = cluster.client_addresses()[0].clone();
     let (confirmed, done) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let worker = std::thread::spawn({

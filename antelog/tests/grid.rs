@@ -2,7 +2,6 @@
 
 mod common;
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use antelog::cluster::{Cluster, Nodes};
@@ -101,7 +100,7 @@ fn step_until(agents: &mut Invoked, now_ns: u64, what: &str, happened: impl Fn()
 fn a_delayed_report_leaves_when_its_time_has_come_and_not_before() {
     const DELAY_NS: u64 = 10_000_000_000;
     let config = Config::parse(CONFIG, &[]).unwrap();
-    let (cluster, mut agents) = Cluster::invoked(config, Nodes::All, Arc::new(|_: &str| {})).unwrap();
+    let (cluster, mut agents) = Cluster::invoked(config, Nodes::All).unwrap();
     let address = cluster.client_addresses()[0].clone();
     let cuts = || cluster.counter("sequencer", "cuts");
     let made = || cluster.counter("shard", "reports");

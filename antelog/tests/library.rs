@@ -41,6 +41,7 @@ fn threads_share_a_client_and_every_record_comes_once_in_their_orders() {
             Event::Confirm { upto } if upto >= tail => break,
             Event::Confirm { .. } => {}
             Event::Fail { from } => panic!("speculation from {from} failed"),
+            Event::Unavailable { from, .. } => panic!("{from} is unavailable"),
         }
     }
     let expected: usize = 4 * 500;
@@ -110,6 +111,7 @@ fn a_client_with_a_tiny_ring_is_cut_off_and_nobody_else_notices() {
         ring_bytes: 4096,
         log_bytes: 0,
         ability: antelog_core::path::Ability::tcp(),
+        nonce: None,
     };
     body.extend(hello.encode().unwrap());
     let mut socket = TcpStream::connect(&address).unwrap();

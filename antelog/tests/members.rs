@@ -130,6 +130,7 @@ impl Reader {
                         confirmed = upto;
                     }
                     Event::Fail { from } => panic!("no shard is lost, and {from} is taken back"),
+                    Event::Unavailable { from, .. } => panic!("no shard is lost, and {from} is unavailable"),
                 }
             }
             seen

@@ -4,6 +4,7 @@
 //! Every key of `[cluster]`, `[policy]` and `[launch]` can be overridden by an environment variable
 //! (`ANTELOG_CLUSTER_TICK_US=500`) and, above that, by a flag (`--set cluster.tick_us=500`).
 
+mod access;
 mod durability;
 mod policy;
 
@@ -22,6 +23,7 @@ use crate::node::gate::reply_bytes_max;
 use crate::node::{Idle, LaunchMode};
 use crate::path::Wish;
 
+pub use access::AccessEntry;
 pub use durability::Durability;
 pub use policy::PolicyConfig;
 
@@ -41,6 +43,9 @@ pub struct Config {
     /// How this process runs its agents.
     #[serde(default)]
     pub launch: LaunchConfig,
+    /// Secrets of clients.
+    #[serde(default)]
+    pub access: Vec<AccessEntry>,
     /// Shards.
     #[serde(rename = "shard")]
     pub shards: Vec<ShardEntry>,
@@ -86,6 +91,14 @@ pub struct ClusterConfig {
     pub clients_max: u16,
     /// Cuts of free windows remembered; older positions of free windows read as trimmed.
     pub free_cuts_max: usize,
+    /// A file with the secret that nodes and clients must know; absent: everybody is let in.
+    pub secret_file: Option<String>,
+    /// Appends a second and client; 0: no limit. The next one waits in the client's ring.
+    pub client_appends_per_s: u64,
+    /// Bytes appended a second and client; 0: no limit.
+    pub client_bytes_per_s: u64,
+    /// Subscriptions of a client; 0: no limit.
+    pub client_subscriptions_max: u32,
 }
 
 impl Default for ClusterConfig {
@@ -107,6 +120,10 @@ impl Default for ClusterConfig {
             client_ring_bytes: 8 << 20,
             clients_max: 256,
             free_cuts_max: 1 << 18,
+            secret_file: None,
+            client_appends_per_s: 0,
+            client_bytes_per_s: 0,
+            client_subscriptions_max: 0,
         }
     }
 }
@@ -138,6 +155,10 @@ pub struct LaunchConfig {
     pub rdma_device: Option<String>,
     /// RDMA sends a packet again after 4.096 µs · 2^this without an answer, and gives up after the eighth attempt.
     pub rdma_ack_timeout: u8,
+    /// Where `/metrics`, `/health` and `/ready` are served over HTTP, `host:port`; absent: nowhere.
+    pub metrics: Option<String>,
+    /// How long a node that was told to end goes on to finish what clients have begun, in milliseconds.
+    pub close_ms: u64,
 }
 
 impl Default for LaunchConfig {
@@ -153,6 +174,8 @@ impl Default for LaunchConfig {
             transport: Wish::Auto,
             rdma_device: None,
             rdma_ack_timeout: 14,
+            metrics: None,
+            close_ms: 2000,
         }
     }
 }
@@ -289,6 +312,11 @@ impl Config {
         let mut overrides = Vec::new();
         for (name, value) in variables {
             let Some(rest) = name.strip_prefix(ENVIRONMENT_PREFIX) else { continue };
+            if rest == "SECRET_FILE" {
+                // Quoted, so that a path that looks like a number stays a path.
+                overrides.push(format!("cluster.secret_file={}", toml::Value::String(value)));
+                continue;
+            }
             for section in ["CLUSTER_", "POLICY_", "LAUNCH_"] {
                 if let Some(key) = rest.strip_prefix(section) {
                     let section = section.trim_end_matches('_').to_lowercase();
@@ -305,10 +333,17 @@ impl Config {
     /// The first thing wrong.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.cluster.validate()?;
+        self.validate_access()?;
         self.policy.validate()?;
         if !(1..=31).contains(&self.launch.rdma_ack_timeout) {
             let value = self.launch.rdma_ack_timeout;
             return Err(wrong(format!("launch.rdma_ack_timeout must be 1 to 31, not {value}")));
+        }
+        if self.launch.close_ms > 3_600_000 {
+            return Err(wrong(format!("launch.close_ms must be 0 to 3600000, not {}", self.launch.close_ms)));
+        }
+        if let Some(address) = &self.launch.metrics {
+            check_address(address).map_err(|e| wrong(format!("launch.metrics: {e}")))?;
         }
         self.validate_shards()?;
         self.validate_nodes()
@@ -438,6 +473,9 @@ impl ClusterConfig {
         if self.name.is_empty() || self.name.len() > crate::handshake::CLUSTER_BYTES_MAX {
             return Err(wrong(format!("cluster.name must have 1 to {} bytes", crate::handshake::CLUSTER_BYTES_MAX)));
         }
+        if self.name.chars().any(char::is_control) {
+            return Err(wrong("cluster.name must have no control characters: it is told to peers and to operators"));
+        }
         within("tick_us", self.tick_us, 10, 10_000_000)?;
         within("window_cuts", self.window_cuts.into(), 2, WINDOW_CUTS_MAX.into())?;
         within("suspect_ms", self.suspect_ms, 4, 3_600_000)?;
@@ -519,6 +557,11 @@ fn set(table: &mut toml::Table, item: &str) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// A text as TOML writes it.
+fn quoted(text: &str) -> toml::Value {
+    toml::Value::String(text.to_owned())
+}
+
 /// A TOML error without its picture of the line, which takes several lines.
 fn one_line(error: &str) -> String {
     let place = error.lines().next().unwrap_or_default().trim_start_matches("TOML parse error at ");
@@ -530,7 +573,13 @@ impl fmt::Display for Config {
     /// The whole configuration in force, as TOML.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let c = &self.cluster;
-        writeln!(f, "[cluster]\nname = {:?}\nordering = \"{}\"\ntick_us = {}", c.name, c.ordering.name(), c.tick_us)?;
+        writeln!(
+            f,
+            "[cluster]\nname = {}\nordering = \"{}\"\ntick_us = {}",
+            quoted(&c.name),
+            c.ordering.name(),
+            c.tick_us
+        )?;
         writeln!(f, "window_cuts = {}\nsuspect_ms = {}", c.window_cuts, c.suspect_ms)?;
         writeln!(f, "lost_grace_ms = {}\ndurability = \"{}\"", c.lost_grace_ms, c.durability)?;
         writeln!(f, "record_bytes_max = {}\noutstanding_max = {}", c.record_bytes_max, c.outstanding_max)?;
@@ -538,6 +587,7 @@ impl fmt::Display for Config {
         writeln!(f, "region_bytes = {}\nretention = \"{}\"", c.region_bytes, c.retention)?;
         writeln!(f, "client_ring_bytes = {}\nclients_max = {}", c.client_ring_bytes, c.clients_max)?;
         writeln!(f, "free_cuts_max = {}", c.free_cuts_max)?;
+        self.fmt_client_limits(f)?;
         write!(f, "{}", self.policy)?;
         let l = &self.launch;
         writeln!(f, "\n[launch]\nmode = \"{}\"\nidle = \"{}\"\nspin_us = {}", l.mode, l.idle, l.spin_us)?;
@@ -550,8 +600,13 @@ impl fmt::Display for Config {
         }
         writeln!(f, "transport = \"{}\"\nrdma_ack_timeout = {}", l.transport, l.rdma_ack_timeout)?;
         if let Some(device) = &l.rdma_device {
-            writeln!(f, "rdma_device = {device:?}")?;
+            writeln!(f, "rdma_device = {}", quoted(device))?;
         }
+        writeln!(f, "close_ms = {}", l.close_ms)?;
+        if let Some(address) = &l.metrics {
+            writeln!(f, "metrics = {}", quoted(address))?;
+        }
+        self.fmt_access(f)?;
         for shard in &self.shards {
             writeln!(f, "\n[[shard]]\nid = {}\nquota = {}", shard.id, shard.quota)?;
             if shard.standby {
@@ -571,7 +626,7 @@ impl fmt::Display for Config {
             }
             for (key, address) in [("listen", &node.listen), ("clients", &node.clients)] {
                 if let Some(address) = address {
-                    writeln!(f, "{key} = {address:?}")?;
+                    writeln!(f, "{key} = {}", quoted(address))?;
                 }
             }
             if let Some(folder) = &node.data_dir {
@@ -581,7 +636,7 @@ impl fmt::Display for Config {
                 writeln!(f, "transport = \"{transport}\"")?;
             }
             if let Some(device) = &node.rdma_device {
-                writeln!(f, "rdma_device = {device:?}")?;
+                writeln!(f, "rdma_device = {}", quoted(device))?;
             }
         }
         Ok(())

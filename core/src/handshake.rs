@@ -6,19 +6,29 @@
 //! caller   magic 8 | version u16 | len u16 | body                            Hello
 //! answer   magic 8 | version u16 | tag u8 | code u8 | len u32 | body         Welcome (tag 1) or Refusal (tag 2)
 //! ```
+//! In a cluster with a secret there are a challenge (tag 3) and a proof between the two, see [`proof`], and a proof follows
+//! the welcome, whose code says so.
+//!
 //! All little-endian. Magic and version come first in both, and the layout of a refusal never changes in any version
-//! (its body is UTF-8 text), so two sides of different versions can always tell each other why they do not talk.
+//! (its body is UTF-8 text without control characters), so two sides of different versions can always tell each other why
+//! they do not talk.
+
+pub mod proof;
+mod reader;
 
 use std::error::Error;
 use std::fmt;
 
+use self::proof::{NONCE_BYTES, Nonce};
+use self::reader::Reader;
+use crate::access::Access;
 use crate::path::{Ability, Path, Wish};
 
 /// The first bytes of every connection, in both directions.
 pub const MAGIC: [u8; 8] = *b"antelog\0";
 
 /// The version of the protocol this code speaks.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// Length of what precedes a hello's body, in bytes.
 pub const HELLO_HEADER_BYTES: usize = 12;
@@ -41,9 +51,14 @@ pub const TEXT_BYTES_MAX: usize = 300;
 /// The longest reason for a path, in bytes; what is longer is cut off.
 const REASON_BYTES_MAX: usize = 255;
 
-const WELCOME_FIXED_BYTES: usize = 8 + 8 + 8 + 4 + 1 + 1;
+const WELCOME_FIXED_BYTES: usize = 8 + 8 + 8 + 4 + 1 + 1 + 1;
+/// Where magic and version end, in both directions.
+const VERSION_BYTES_END: usize = MAGIC.len() + 2;
 const TAG_WELCOME: u8 = 1;
 const TAG_REFUSAL: u8 = 2;
+const TAG_CHALLENGE: u8 = 3;
+/// Code of a welcome that a proof follows.
+const CODE_PROVEN: u8 = 1;
 const ENDPOINT_NODE: u8 = 1;
 const ENDPOINT_CLIENT: u8 = 2;
 
@@ -81,6 +96,8 @@ pub struct Hello {
     pub log_bytes: u64,
     /// Which networks it can and wants to use.
     pub ability: Ability,
+    /// It has a secret, and insists that both sides prove to know it.
+    pub nonce: Option<Nonce>,
 }
 
 /// The acceptor takes the caller in.
@@ -94,6 +111,8 @@ pub struct Welcome {
     pub record_bytes_max: u32,
     /// Size of its log region, in bytes.
     pub log_bytes: u64,
+    /// What a client may do.
+    pub access: Access,
     /// Which network the pair's data takes.
     pub path: Path,
     /// Why that one; what is longer than 255 bytes is cut off.
@@ -119,6 +138,8 @@ pub enum RefusalCode {
     Incompatible,
     /// A newer incarnation of the caller is known already.
     Reborn,
+    /// The caller does not know the cluster's secret, or only one side has one.
+    Secret,
     /// Something else; the text says what. Also stands for codes of later versions.
     Other,
 }
@@ -137,6 +158,8 @@ pub struct Refusal {
 pub enum Answer {
     /// Come in.
     Welcome(Welcome),
+    /// Prove that you know a secret.
+    Challenge(Nonce),
     /// Stay out.
     Refusal(Refusal),
 }
@@ -161,7 +184,7 @@ pub enum HandshakeError {
     Truncated(&'static str),
     /// Bytes follow the last field.
     Trailing(usize),
-    /// Text that is not UTF-8.
+    /// Text that is not UTF-8, or has control characters in it.
     Text(&'static str),
     /// A tag that means nothing.
     Tag {
@@ -198,7 +221,9 @@ impl fmt::Display for HandshakeError {
             HandshakeError::Trailing(bytes) => {
                 write!(f, "expected the end of the hand-shake, got {bytes} more bytes")
             }
-            HandshakeError::Text(what) => write!(f, "expected UTF-8 as {what}, got other bytes"),
+            HandshakeError::Text(what) => {
+                write!(f, "expected UTF-8 without control characters as {what}, got other bytes")
+            }
             HandshakeError::Tag { what, got } => write!(f, "expected a known {what}, got {got}"),
         }
     }
@@ -263,6 +288,8 @@ impl Hello {
         body.push(wish_byte(self.ability.wish));
         body.push(self.ability.rdma.is_ok().into());
         put_reason(&mut body, self.ability.rdma.as_ref().err().map_or("", String::as_str));
+        body.push(self.nonce.is_some().into());
+        body.extend_from_slice(self.nonce.as_ref().map_or(&[][..], Nonce::as_slice));
         let mut bytes = Vec::with_capacity(HELLO_HEADER_BYTES + body.len());
         bytes.extend_from_slice(&MAGIC);
         bytes.extend_from_slice(&VERSION.to_le_bytes());
@@ -297,11 +324,17 @@ impl Hello {
         let why = reader.reason()?;
         let rdma = match can {
             0 => Err(why),
-            1 => Ok(()),
+            1 if why.is_empty() => Ok(()),
             got => return Err(HandshakeError::Tag { what: "use of RDMA", got }),
         };
+        let nonce = match reader.u8("whether there is a nonce")? {
+            0 => None,
+            1 => Some(reader.array("the nonce")?),
+            got => return Err(HandshakeError::Tag { what: "use of a secret", got }),
+        };
         reader.end()?;
-        Ok(Hello { cluster, from, record_bytes_max, ring_bytes, log_bytes, ability: Ability { wish, rdma } })
+        let ability = Ability { wish, rdma };
+        Ok(Hello { cluster, from, record_bytes_max, ring_bytes, log_bytes, ability, nonce })
     }
 }
 
@@ -316,6 +349,7 @@ impl RefusalCode {
             RefusalCode::Busy => 5,
             RefusalCode::Incompatible => 6,
             RefusalCode::Reborn => 7,
+            RefusalCode::Secret => 8,
         }
     }
 
@@ -328,6 +362,7 @@ impl RefusalCode {
             5 => RefusalCode::Busy,
             6 => RefusalCode::Incompatible,
             7 => RefusalCode::Reborn,
+            8 => RefusalCode::Secret,
             _ => RefusalCode::Other,
         }
     }
@@ -336,7 +371,8 @@ impl RefusalCode {
 impl Refusal {
     /// A refusal; text beyond [`TEXT_BYTES_MAX`] is cut off.
     pub fn new(code: RefusalCode, text: impl Into<String>) -> Refusal {
-        let mut text: String = text.into();
+        let text: String = text.into();
+        let mut text = text.replace(char::is_control, " ");
         if text.len() > TEXT_BYTES_MAX {
             let end = (0..=TEXT_BYTES_MAX).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
             text.truncate(end);
@@ -371,11 +407,13 @@ impl Answer {
                 body.extend_from_slice(&welcome.ring_bytes.to_le_bytes());
                 body.extend_from_slice(&welcome.log_bytes.to_le_bytes());
                 body.extend_from_slice(&welcome.record_bytes_max.to_le_bytes());
+                body.push(access_byte(welcome.access));
                 body.push((welcome.path == Path::Rdma).into());
                 put_reason(&mut body, &welcome.path_reason);
                 body.extend_from_slice(&welcome.payload);
                 (TAG_WELCOME, 0, body)
             }
+            Answer::Challenge(nonce) => (TAG_CHALLENGE, 0, nonce.to_vec()),
             Answer::Refusal(refusal) => {
                 limit("refusal text", refusal.text.len(), TEXT_BYTES_MAX)?;
                 (TAG_REFUSAL, refusal.code.byte(), refusal.text.as_bytes().to_vec())
@@ -398,12 +436,14 @@ pub struct AnswerHeader {
     pub version: u16,
     /// Bytes of body that follow.
     pub body_bytes: usize,
+    /// A proof follows the body.
+    pub is_proven: bool,
     tag: u8,
     code: u8,
 }
 
 impl AnswerHeader {
-    /// Reads an answer's header. A refusal is understood whatever its version; a welcome in ours only.
+    /// Reads an answer's header. A refusal is understood whatever its version; everything else in ours only.
     ///
     /// # Errors
     /// Another protocol, a welcome of another version, an unknown tag or a body of an impossible length.
@@ -416,7 +456,12 @@ impl AnswerHeader {
         match tag {
             TAG_REFUSAL => limit("refusal text", body_bytes, TEXT_BYTES_MAX)?,
             _ if version != VERSION => return Err(HandshakeError::Version(version)),
-            TAG_WELCOME if code != 0 => return Err(HandshakeError::Tag { what: "welcome", got: code }),
+            TAG_CHALLENGE if code != 0 => return Err(HandshakeError::Tag { what: "challenge", got: code }),
+            TAG_CHALLENGE if body_bytes < NONCE_BYTES => {
+                return Err(HandshakeError::Length { what: "challenge", got: body_bytes, limit: NONCE_BYTES });
+            }
+            TAG_CHALLENGE => limit("challenge", body_bytes, NONCE_BYTES)?,
+            TAG_WELCOME if code > CODE_PROVEN => return Err(HandshakeError::Tag { what: "welcome", got: code }),
             TAG_WELCOME if body_bytes < WELCOME_FIXED_BYTES => {
                 let what = "welcome";
                 return Err(HandshakeError::Length { what, got: body_bytes, limit: WELCOME_FIXED_BYTES });
@@ -424,7 +469,8 @@ impl AnswerHeader {
             TAG_WELCOME => limit("welcome", body_bytes, WELCOME_FIXED_BYTES + REASON_BYTES_MAX + PAYLOAD_BYTES_MAX)?,
             got => return Err(HandshakeError::Tag { what: "kind of answer", got }),
         }
-        Ok(AnswerHeader { version, body_bytes, tag, code })
+        let is_proven = tag == TAG_WELCOME && code == CODE_PROVEN;
+        Ok(AnswerHeader { version, body_bytes, is_proven, tag, code })
     }
 
     /// Reads the body that belongs to this header.
@@ -440,10 +486,14 @@ impl AnswerHeader {
             let text = reader.text(self.body_bytes, "the refusal's text")?;
             return Ok(Answer::Refusal(Refusal { code: RefusalCode::from_byte(self.code), text }));
         }
+        if self.tag == TAG_CHALLENGE {
+            return Ok(Answer::Challenge(reader.array("the nonce")?));
+        }
         let incarnation = reader.u64("the incarnation")?;
         let ring_bytes = reader.u64("the ring's size")?;
         let log_bytes = reader.u64("the log's size")?;
         let record_bytes_max = reader.u32("the largest record's size")?;
+        let access = access_from(reader.u8("the access")?)?;
         let path = match reader.u8("the path")? {
             0 => Path::Tcp,
             1 => Path::Rdma,
@@ -457,6 +507,7 @@ impl AnswerHeader {
             ring_bytes,
             record_bytes_max,
             log_bytes,
+            access,
             path,
             path_reason,
             payload,
@@ -466,6 +517,23 @@ impl AnswerHeader {
 
 fn limit(what: &'static str, got: usize, limit: usize) -> Result<(), HandshakeError> {
     if got > limit { Err(HandshakeError::Length { what, got, limit }) } else { Ok(()) }
+}
+
+fn access_byte(access: Access) -> u8 {
+    match access {
+        Access::Read => 0,
+        Access::Append => 1,
+        Access::Admin => 2,
+    }
+}
+
+fn access_from(byte: u8) -> Result<Access, HandshakeError> {
+    match byte {
+        0 => Ok(Access::Read),
+        1 => Ok(Access::Append),
+        2 => Ok(Access::Admin),
+        got => Err(HandshakeError::Tag { what: "access", got }),
+    }
 }
 
 fn wish_byte(wish: Wish) -> u8 {
@@ -487,60 +555,10 @@ fn wish_from(byte: u8) -> Result<Wish, HandshakeError> {
 
 /// Writes a reason: its length in a byte, then its text, cut off at a character.
 fn put_reason(body: &mut Vec<u8>, text: &str) {
+    let text = text.replace(char::is_control, " ");
     let end = (0..=text.len().min(REASON_BYTES_MAX)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
     body.push(end as u8); // at most 255
     body.extend_from_slice(&text.as_bytes()[..end]);
-}
-
-/// The bytes not read yet.
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, len: usize, what: &'static str) -> Result<&'a [u8], HandshakeError> {
-        let (taken, rest) = self.0.split_at_checked(len).ok_or(HandshakeError::Truncated(what))?;
-        self.0 = rest;
-        Ok(taken)
-    }
-
-    fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], HandshakeError> {
-        let (taken, rest) = self.0.split_first_chunk().ok_or(HandshakeError::Truncated(what))?;
-        self.0 = rest;
-        Ok(*taken)
-    }
-
-    fn u8(&mut self, what: &'static str) -> Result<u8, HandshakeError> {
-        self.array(what).map(u8::from_le_bytes)
-    }
-
-    fn u16(&mut self, what: &'static str) -> Result<u16, HandshakeError> {
-        self.array(what).map(u16::from_le_bytes)
-    }
-
-    fn u32(&mut self, what: &'static str) -> Result<u32, HandshakeError> {
-        self.array(what).map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self, what: &'static str) -> Result<u64, HandshakeError> {
-        self.array(what).map(u64::from_le_bytes)
-    }
-
-    fn u128(&mut self, what: &'static str) -> Result<u128, HandshakeError> {
-        self.array(what).map(u128::from_le_bytes)
-    }
-
-    fn text(&mut self, len: usize, what: &'static str) -> Result<String, HandshakeError> {
-        let bytes = self.take(len, what)?;
-        std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| HandshakeError::Text(what))
-    }
-
-    fn reason(&mut self) -> Result<String, HandshakeError> {
-        let len = usize::from(self.u8("a reason's length")?);
-        self.text(len, "a reason")
-    }
-
-    fn end(&self) -> Result<(), HandshakeError> {
-        if self.0.is_empty() { Ok(()) } else { Err(HandshakeError::Trailing(self.0.len())) }
-    }
 }
 
 #[cfg(test)]

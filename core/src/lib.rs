@@ -1,6 +1,7 @@
 //! antelog's core: log regions, channels, duty cycles and configuration, independent of the network below.
 #![deny(unsafe_code)]
 
+pub mod access;
 pub mod channel;
 pub mod client;
 pub mod config;
@@ -13,5 +14,6 @@ pub mod mem;
 pub mod node;
 pub mod path;
 pub mod sim;
+pub mod storage;
 mod sync;
 pub mod transport;

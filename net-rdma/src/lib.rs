@@ -13,7 +13,7 @@ mod inbox;
 mod output;
 mod pair;
 pub mod provider;
-mod setup;
+pub mod setup;
 pub mod sim;
 mod transport;
 pub mod verbs;

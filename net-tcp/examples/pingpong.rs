@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use antelog_core::access::Access;
 use antelog_core::handshake::{Endpoint, Hello, Refusal, Welcome};
 use antelog_core::mem::Region;
 use antelog_core::path::{Ability, Path};
@@ -29,19 +30,20 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 struct Everybody(Mutex<Sender<TcpLink>>);
 
 impl Accept for Everybody {
-    fn decide(&self, _: &Hello, _: SocketAddr) -> std::result::Result<Welcome, Refusal> {
+    fn decide(&self, _: &Hello, _: SocketAddr, _: Option<usize>) -> std::result::Result<Welcome, Refusal> {
         Ok(Welcome {
             incarnation: 1,
             ring_bytes: 0,
             record_bytes_max: 0,
             log_bytes: 0,
+            access: Access::Admin,
             path: Path::Tcp,
             path_reason: String::new(),
             payload: Vec::new(),
         })
     }
 
-    fn established(&self, _: Hello, _: Welcome, link: TcpLink) {
+    fn established(&self, _: Hello, _: Welcome, _: Option<usize>, link: TcpLink) {
         // Fails only when the program is at its end.
         let _ = self.0.lock().map(|links| links.send(link));
     }
@@ -64,8 +66,9 @@ fn links() -> Result<(TcpLink, TcpLink)> {
         ring_bytes: 0,
         log_bytes: 0,
         ability: Ability::tcp(),
+        nonce: None,
     };
-    let (here, _) = dial(address, &hello, Duration::from_secs(5))?;
+    let (here, _) = dial(address, &hello, None, Duration::from_secs(5))?;
     Ok((here, links.recv()?))
 }
 

@@ -9,6 +9,8 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use antelog_core::access::{PROOF_BYTES, Secret};
+use antelog_core::handshake::proof::{Exchange, Side, nonce};
 use antelog_core::handshake::{
     ANSWER_HEADER_BYTES, Answer, AnswerHeader, HandshakeError, Hello, Refusal, RefusalCode, VERSION, Welcome,
 };
@@ -54,6 +56,8 @@ pub enum DialError {
     Rejected(SocketAddr, Refusal),
     /// The hello cannot be sent: a field is too long.
     Hello(HandshakeError),
+    /// It did not prove that it knows our secret.
+    Unproven(SocketAddr),
 }
 
 impl fmt::Display for DialError {
@@ -71,17 +75,32 @@ impl fmt::Display for DialError {
             }
             DialError::Rejected(addr, refusal) => write!(f, "{addr} refused the connection: {}", refusal.text),
             DialError::Hello(error) => write!(f, "the hand-shake cannot be sent: {error}"),
+            DialError::Unproven(addr) => write!(
+                f,
+                "{addr} did not prove that it knows the secret of this side: it is no node of the cluster, or has another \
+                 secret"
+            ),
         }
     }
 }
 
 impl Error for DialError {}
 
-/// Connects to the node at `addr` and shakes hands, all within `timeout`. Blocks.
+/// Connects to the node at `addr` and shakes hands, all within `timeout`. Blocks. With a secret, both sides prove that they
+/// know it, or there is no connection; the hello gets its nonce here.
 ///
 /// # Errors
 /// [`DialError`], whose text names the address.
-pub fn dial(addr: SocketAddr, hello: &Hello, timeout: Duration) -> Result<(TcpLink, Welcome), DialError> {
+pub fn dial(
+    addr: SocketAddr,
+    hello: &Hello,
+    secret: Option<&Secret>,
+    timeout: Duration,
+) -> Result<(TcpLink, Welcome), DialError> {
+    let mut hello = hello.clone();
+    if secret.is_some() {
+        hello.nonce = Some(nonce().map_err(|text| DialError::Io(addr, io::Error::other(text)))?);
+    }
     let bytes = hello.encode().map_err(DialError::Hello)?;
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::ConnectionRefused => DialError::Refused(addr),
@@ -96,25 +115,71 @@ pub fn dial(addr: SocketAddr, hello: &Hello, timeout: Duration) -> Result<(TcpLi
     stream.set_nodelay(true).map_err(failed)?;
     stream.set_write_timeout(Some(left(deadline).map_err(failed)?)).map_err(failed)?;
     (&stream).write_all(&bytes).map_err(failed)?;
-    let mut header = [0; ANSWER_HEADER_BYTES];
-    read_all(&stream, &mut header, deadline).map_err(failed)?;
-    let header = AnswerHeader::decode(&header).map_err(|error| match error {
-        HandshakeError::Version(theirs) => DialError::Version(addr, theirs),
-        error => DialError::NotAntelog(addr, error),
-    })?;
-    let mut body = vec![0; header.body_bytes];
-    read_all(&stream, &mut body, deadline).map_err(failed)?;
-    match header.decode_body(&body).map_err(|error| DialError::NotAntelog(addr, error))? {
+    let mut exchange = Exchange::default();
+    exchange.add(&bytes);
+    let read = || read_answer(&stream, addr, deadline, &failed);
+    let mut answer = read()?;
+    if let (Some(secret), Answer::Challenge(_)) = (secret, &answer.answer) {
+        exchange.add(&answer.bytes);
+        let proof = exchange.prove(secret, Side::Caller);
+        (&stream).write_all(&proof).map_err(failed)?;
+        exchange.add(&proof);
+        answer = read()?;
+    }
+    let is_proven = match (secret, &answer.proof) {
+        (None, None) => true,
+        (Some(secret), Some(proof)) => {
+            exchange.add(&answer.bytes);
+            exchange.proven(std::slice::from_ref(secret), Side::Acceptor, proof).is_some()
+        }
+        _ => false,
+    };
+    match answer.answer {
         Answer::Refusal(refusal) if refusal.code == RefusalCode::Version => {
-            Err(DialError::Version(addr, header.version))
+            Err(DialError::Version(addr, answer.version))
         }
         Answer::Refusal(refusal) => Err(DialError::Rejected(addr, refusal)),
-        Answer::Welcome(welcome) => {
+        Answer::Welcome(welcome) if is_proven => {
             stream.set_read_timeout(None).map_err(failed)?;
             stream.set_write_timeout(None).map_err(failed)?;
             Ok((TcpLink::new(stream, addr), welcome))
         }
+        Answer::Welcome(_) | Answer::Challenge(_) => Err(DialError::Unproven(addr)),
     }
+}
+
+/// An answer as it came.
+struct Said {
+    answer: Answer,
+    version: u16,
+    /// Header and body.
+    bytes: Vec<u8>,
+    /// What followed.
+    proof: Option<[u8; PROOF_BYTES]>,
+}
+
+fn read_answer(
+    stream: &TcpStream,
+    addr: SocketAddr,
+    deadline: Instant,
+    failed: &impl Fn(io::Error) -> DialError,
+) -> Result<Said, DialError> {
+    let mut bytes = vec![0; ANSWER_HEADER_BYTES];
+    read_all(stream, &mut bytes, deadline).map_err(failed)?;
+    let header = AnswerHeader::decode(bytes.first_chunk().unwrap_or(&[0; ANSWER_HEADER_BYTES]));
+    let header = header.map_err(|error| match error {
+        HandshakeError::Version(theirs) => DialError::Version(addr, theirs),
+        error => DialError::NotAntelog(addr, error),
+    })?;
+    bytes.resize(ANSWER_HEADER_BYTES + header.body_bytes, 0);
+    read_all(stream, &mut bytes[ANSWER_HEADER_BYTES..], deadline).map_err(failed)?;
+    let mut proof = None;
+    if header.is_proven {
+        read_all(stream, proof.insert([0; PROOF_BYTES]), deadline).map_err(failed)?;
+    }
+    let answer = header.decode_body(&bytes[ANSWER_HEADER_BYTES..]);
+    let answer = answer.map_err(|error| DialError::NotAntelog(addr, error))?;
+    Ok(Said { answer, version: header.version, bytes, proof })
 }
 
 /// The time until `deadline`, which is never zero: sockets take that to mean for ever.

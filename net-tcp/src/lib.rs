@@ -7,7 +7,7 @@
 
 mod bootstrap;
 mod connection;
-mod frame;
+pub mod frame;
 mod listen;
 mod output;
 mod pool;

@@ -15,6 +15,8 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use antelog_core::access::{PROOF_BYTES, Secret};
+use antelog_core::handshake::proof::{Exchange, Side, nonce};
 use antelog_core::handshake::{
     Answer, HELLO_BODY_BYTES_MAX, HELLO_HEADER_BYTES, HandshakeError, Hello, MAGIC, Refusal, RefusalCode, VERSION,
     Welcome, hello_body_bytes, may_be_handshake,
@@ -37,14 +39,20 @@ const DRAIN_BYTES_MAX: usize = 64 << 10;
 
 /// Decides who may connect. Called on the listener's thread, so it must not block.
 pub trait Accept: Send + Sync {
-    /// Whether the caller at `from` may connect; magic and version were fine.
+    /// The secrets of which such a caller must prove that it knows one; none: nobody has to.
+    fn secrets(&self, _hello: &Hello) -> &[Secret] {
+        &[]
+    }
+
+    /// Whether the caller at `from` may connect; magic and version were fine, and it knows this one of the
+    /// [`secrets`](Self::secrets), if there are any.
     ///
     /// # Errors
     /// The refusal to send.
-    fn decide(&self, hello: &Hello, from: SocketAddr) -> Result<Welcome, Refusal>;
+    fn decide(&self, hello: &Hello, from: SocketAddr, secret: Option<usize>) -> Result<Welcome, Refusal>;
 
     /// The caller was welcomed, like this; the connection is for a data thread to admit.
-    fn established(&self, hello: Hello, welcome: Welcome, link: TcpLink);
+    fn established(&self, hello: Hello, welcome: Welcome, secret: Option<usize>, link: TcpLink);
 
     /// A caller was turned away. `why` is one line that follows its address, like "speaks protocol version 7, …".
     fn refused(&self, from: SocketAddr, why: &str);
@@ -243,8 +251,12 @@ fn entry(socket: &impl AsRawFd, events: libc::c_short) -> libc::pollfd {
 enum Stage {
     /// Reads the hello: bytes so far, bytes wanted as far as known.
     Hello { bytes: Vec<u8>, wanted: usize },
+    /// Sends the challenge.
+    Challenge { bytes: Vec<u8>, sent: usize, hello: Hello, exchange: Exchange },
+    /// Reads the caller's proof.
+    Proof { proof: [u8; PROOF_BYTES], got: usize, hello: Hello, exchange: Exchange },
     /// Sends the answer; then, if that is a welcome, the connection is established.
-    Answer { bytes: Vec<u8>, sent: usize, welcomed: Option<(Hello, Welcome)> },
+    Answer { bytes: Vec<u8>, sent: usize, welcomed: Option<(Hello, Welcome, Option<usize>)> },
     /// Reads on for a while after a refusal: closing now would reset the connection and destroy the refusal before
     /// it is read.
     Drain { bytes: usize },
@@ -267,7 +279,8 @@ impl Pending {
     }
 
     fn interest(&self) -> libc::c_short {
-        if matches!(self.stage, Stage::Answer { .. }) { libc::POLLOUT } else { libc::POLLIN }
+        let writes = matches!(self.stage, Stage::Answer { .. } | Stage::Challenge { .. });
+        if writes { libc::POLLOUT } else { libc::POLLIN }
     }
 
     /// Goes on as far as possible without blocking; false when it is over.
@@ -275,6 +288,8 @@ impl Pending {
         loop {
             let next = match &mut self.stage {
                 Stage::Hello { .. } => self.read_hello(accept),
+                Stage::Challenge { .. } => self.write_challenge(),
+                Stage::Proof { .. } => self.read_proof(accept),
                 Stage::Answer { .. } => self.write_answer(accept),
                 Stage::Drain { .. } => self.drain(),
             };
@@ -335,30 +350,55 @@ impl Pending {
             Ok(hello) => hello,
             Err(error) => return Ok(Some(turn_away(self.from, &error, accept))),
         };
-        Ok(Some(match accept.decide(&hello, self.from) {
-            Ok(welcome) => match Answer::Welcome(welcome.clone()).encode() {
-                Ok(bytes) => Stage::Answer { bytes, sent: 0, welcomed: Some((hello, welcome)) },
-                Err(error) => {
-                    let refusal = Refusal::new(RefusalCode::Other, format!("its answer is invalid: {error}"));
-                    refuse(self.from, refusal, accept)
-                }
-            },
-            Err(refusal) => refuse(self.from, refusal, accept),
+        let requires = !accept.secrets(&hello).is_empty();
+        Ok(Some(match (requires, hello.nonce.is_some()) {
+            (false, false) => decide(self.from, hello, None, accept),
+            (true, true) => challenge(self.from, hello, bytes, accept),
+            (true, false) => refuse(self.from, Refusal::new(RefusalCode::Secret, SECRET_NEEDED), accept),
+            (false, true) => refuse(self.from, Refusal::new(RefusalCode::Secret, SECRET_UNKNOWN), accept),
         }))
+    }
+
+    fn write_challenge(&mut self) -> io::Result<Option<Stage>> {
+        let Stage::Challenge { bytes, sent, .. } = &mut self.stage else { return Ok(None) };
+        write_all(&self.stream, bytes, sent)?;
+        // Taken out whole: a hello is not copied.
+        let Stage::Challenge { hello, exchange, .. } = std::mem::replace(&mut self.stage, Stage::Drain { bytes: 0 })
+        else {
+            return Ok(None);
+        };
+        Ok(Some(Stage::Proof { proof: [0; PROOF_BYTES], got: 0, hello, exchange }))
+    }
+
+    fn read_proof(&mut self, accept: &dyn Accept) -> io::Result<Option<Stage>> {
+        let Stage::Proof { proof, got, .. } = &mut self.stage else { return Ok(None) };
+        while *got < PROOF_BYTES {
+            match (&self.stream).read(&mut proof[*got..])? {
+                0 => {
+                    accept.refused(self.from, "closed the connection in the middle of its hand-shake");
+                    return Ok(None);
+                }
+                read => *got += read,
+            }
+        }
+        let Stage::Proof { proof, hello, mut exchange, .. } =
+            std::mem::replace(&mut self.stage, Stage::Drain { bytes: 0 })
+        else {
+            return Ok(None);
+        };
+        let Some(index) = exchange.proven(accept.secrets(&hello), Side::Caller, &proof) else {
+            return Ok(Some(refuse(self.from, Refusal::new(RefusalCode::Secret, SECRET_WRONG), accept)));
+        };
+        exchange.add(&proof);
+        Ok(Some(decide(self.from, hello, Some((index, exchange)), accept)))
     }
 
     fn write_answer(&mut self, accept: &dyn Accept) -> io::Result<Option<Stage>> {
         let Stage::Answer { bytes, sent, welcomed } = &mut self.stage else { return Ok(None) };
-        while *sent < bytes.len() {
-            let written = (&self.stream).write(&bytes[*sent..])?;
-            if written == 0 {
-                return Err(io::ErrorKind::WriteZero.into());
-            }
-            *sent += written;
-        }
+        write_all(&self.stream, bytes, sent)?;
         match welcomed.take() {
-            Some((hello, welcome)) => {
-                accept.established(hello, welcome, TcpLink::new(self.stream.try_clone()?, self.from));
+            Some((hello, welcome, secret)) => {
+                accept.established(hello, welcome, secret, TcpLink::new(self.stream.try_clone()?, self.from));
                 Ok(None)
             }
             None => {
@@ -374,6 +414,61 @@ impl Pending {
         let got = (&self.stream).read(&mut chunk)?;
         *bytes += got;
         Ok((got > 0 && *bytes <= DRAIN_BYTES_MAX).then_some(Stage::Drain { bytes: *bytes }))
+    }
+}
+
+/// What a caller without a secret is told.
+const SECRET_NEEDED: &str = "this cluster requires a secret: set cluster.secret_file for nodes, --secret-file or \
+                             ANTELOG_SECRET_FILE for clients";
+/// What a caller is told whose secret nobody knows here.
+const SECRET_UNKNOWN: &str = "the caller has a secret and this cluster has none: set cluster.secret_file on all nodes, or \
+                              let the caller have none";
+/// What a caller is told that knows none of ours.
+const SECRET_WRONG: &str = "the caller's secret is not one that this side knows: nodes need that of cluster.secret_file, \
+                            clients that or one of an [[access]] table";
+
+/// Sends what is left of `bytes`, as far as the socket takes it now.
+fn write_all(mut stream: &TcpStream, bytes: &[u8], sent: &mut usize) -> io::Result<()> {
+    while *sent < bytes.len() {
+        match stream.write(&bytes[*sent..])? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            written => *sent += written,
+        }
+    }
+    Ok(())
+}
+
+/// Asks the caller to prove that it knows a secret.
+fn challenge(from: SocketAddr, hello: Hello, said: &[u8], accept: &dyn Accept) -> Stage {
+    let challenge = nonce().and_then(|nonce| Answer::Challenge(nonce).encode().map_err(|e| e.to_string()));
+    match challenge {
+        Ok(bytes) => {
+            let mut exchange = Exchange::default();
+            exchange.add(said);
+            exchange.add(&bytes);
+            Stage::Challenge { bytes, sent: 0, hello, exchange }
+        }
+        Err(error) => refuse(from, Refusal::new(RefusalCode::Other, error), accept),
+    }
+}
+
+/// Welcomes or refuses a caller, which has proven that it knows a secret if it has to.
+fn decide(from: SocketAddr, hello: Hello, proven: Option<(usize, Exchange)>, accept: &dyn Accept) -> Stage {
+    let secret = proven.as_ref().map(|(index, _)| *index);
+    let welcome = match accept.decide(&hello, from, secret) {
+        Ok(welcome) => welcome,
+        Err(refusal) => return refuse(from, refusal, accept),
+    };
+    let bytes = match proven {
+        Some((index, exchange)) => exchange.seal(welcome.clone(), &accept.secrets(&hello)[index]),
+        None => Answer::Welcome(welcome.clone()).encode(),
+    };
+    match bytes {
+        Ok(bytes) => Stage::Answer { bytes, sent: 0, welcomed: Some((hello, welcome, secret)) },
+        Err(error) => {
+            let refusal = Refusal::new(RefusalCode::Other, format!("its answer is invalid: {error}"));
+            refuse(from, refusal, accept)
+        }
     }
 }
 

@@ -27,7 +27,7 @@ fn answer_to(door: &Door, bytes: &[u8]) -> (AnswerHeader, Answer) {
 fn refusal_of(door: &Door, bytes: &[u8]) -> (RefusalCode, String) {
     match answer_to(door, bytes).1 {
         Answer::Refusal(refusal) => (refusal.code, refusal.text),
-        Answer::Welcome(_) => panic!("{bytes:?} was welcomed"),
+        answer => panic!("{bytes:?} was answered {answer:?}"),
     }
 }
 
@@ -36,7 +36,7 @@ fn both_address_families_connect_and_carry_the_payload() {
     for address in ["127.0.0.1:0", "[::1]:0"] {
         let payload: Vec<u8> = (0..32 << 10).map(|index| index as u8).collect();
         let door = Door::open(address, payload.clone());
-        let (link, welcome) = dial(door.address(), &hello("test"), TIME).unwrap();
+        let (link, welcome) = dial(door.address(), &hello("test"), None, TIME).unwrap();
         assert_eq!(link.peer(), door.address());
         assert_eq!((welcome.incarnation, welcome.payload), (5, payload));
         let (said, taken) = door.links.recv().unwrap();
@@ -60,15 +60,15 @@ fn strangers_are_told_and_reported() {
     let mut bytes = hello("test").encode().unwrap();
     bytes[8] = 7;
     let (code, text) = refusal_of(&door, &bytes);
-    assert_eq!((code, &text[..]), (RefusalCode::Version, "it speaks protocol version 2, this side 7"));
-    assert!(door.refusal().ends_with("speaks protocol version 7, this side 2"));
+    assert_eq!((code, &text[..]), (RefusalCode::Version, "it speaks protocol version 3, this side 7"));
+    assert!(door.refusal().ends_with("speaks protocol version 7, this side 3"));
 
     let mut bytes = hello("test").encode().unwrap();
     bytes[11] = 0xff;
     assert_eq!(refusal_of(&door, &bytes).0, RefusalCode::Other);
     assert!(door.refusal().contains("expected at most 1024 bytes of hello"));
 
-    let error = dial(door.address(), &hello("zoo"), TIME).unwrap_err();
+    let error = dial(door.address(), &hello("zoo"), None, TIME).unwrap_err();
     assert!(matches!(&error, DialError::Rejected(_, refusal) if refusal.code == RefusalCode::Cluster));
     let address = door.address();
     assert_eq!(error.to_string(), format!("{address} refused the connection: this is cluster \"test\", not \"zoo\""));
@@ -84,7 +84,7 @@ fn strangers_are_told_and_reported() {
         assert!(door.refusal().ends_with("closed the connection in the middle of its hand-shake"), "{len} bytes");
     }
     assert!(door.links.try_recv().is_err(), "a stranger was let in");
-    dial(address, &hello("test"), TIME).expect("a friend is still let in");
+    dial(address, &hello("test"), None, TIME).expect("a friend is still let in");
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn garbage_of_all_kinds_never_stops_the_listener() {
         let mut stream = TcpStream::connect(door.address()).unwrap();
         let _ = stream.write_all(&bytes);
     }
-    dial(door.address(), &hello("test"), TIME).expect("a friend is still let in");
+    dial(door.address(), &hello("test"), None, TIME).expect("a friend is still let in");
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn silent_and_slow_callers_delay_nobody_and_are_cut_off() {
     let address = door.address();
     // More than may be pending: the oldest make way.
     let silent: Vec<TcpStream> = (0..PENDING_MAX + 10).map(|_| TcpStream::connect(address).unwrap()).collect();
-    dial(address, &hello("test"), TIME).expect("a friend gets past the silent ones");
+    dial(address, &hello("test"), None, TIME).expect("a friend gets past the silent ones");
     assert!(door.refusal().ends_with("made way for others: 64 hand-shakes are pending"));
     // A byte now and then does not extend the deadline.
     let mut slow = TcpStream::connect(address).unwrap();
@@ -133,24 +133,24 @@ fn silent_and_slow_callers_delay_nobody_and_are_cut_off() {
     assert!(line.ends_with("did not finish its hand-shake within 2s"), "{line}");
     door.handle.stop();
     drop(silent);
-    assert!(matches!(dial(address, &hello("test"), TIME), Err(DialError::Refused(_))));
+    assert!(matches!(dial(address, &hello("test"), None, TIME), Err(DialError::Refused(_))));
 }
 
 #[test]
 fn failing_calls_say_why() {
     let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let error = dial(unused, &hello("test"), TIME).unwrap_err();
+    let error = dial(unused, &hello("test"), None, TIME).unwrap_err();
     assert_eq!(error.to_string(), format!("nothing listens on {unused}: is the node running?"));
 
     // Accepts into its backlog and never answers.
     let mute = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = mute.local_addr().unwrap();
     let start = Instant::now();
-    let error = dial(address, &hello("test"), Duration::from_millis(100)).unwrap_err();
+    let error = dial(address, &hello("test"), None, Duration::from_millis(100)).unwrap_err();
     assert!(start.elapsed() >= Duration::from_millis(100));
     assert!(error.to_string().starts_with(&format!("{address} did not answer within 100ms")), "{error}");
 
-    let error = dial(address, &hello(&"x".repeat(65)), TIME).unwrap_err();
+    let error = dial(address, &hello(&"x".repeat(65)), None, TIME).unwrap_err();
     assert_eq!(error.to_string(), "the hand-shake cannot be sent: expected at most 64 bytes of cluster name, got 65");
 }
 

@@ -240,7 +240,7 @@ fn a_server_that_is_not_antelog_is_named() {
         stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
         let _ = stream.read(&mut [0; 1024]);
     });
-    let error = dial(address, &hello("test"), Duration::from_secs(20)).unwrap_err();
+    let error = dial(address, &hello("test"), None, Duration::from_secs(20)).unwrap_err();
     assert!(matches!(error, DialError::NotAntelog(..)), "{error}");
     let expected = "is no antelog node: expected an antelog hand-shake, got \"HTTP/1.1\" (this looks like HTTP)";
     assert_eq!(error.to_string(), format!("{address} {expected}"));

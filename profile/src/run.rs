@@ -154,7 +154,8 @@ fn elsewhere(refusal: &Refusal) -> Option<ShardId> {
         | Refusal::RegionFull { .. }
         | Refusal::NotHere
         | Refusal::OldView { .. }
-        | Refusal::Failed => None,
+        | Refusal::Failed
+        | Refusal::Forbidden => None,
     }
 }
 

@@ -6,7 +6,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::time::Instant;
 
-use antelog::{Client, Pending, Position, ShardId};
+use antelog::{Client, Error, Pending, Position, ShardId};
 use clap::Args;
 
 use super::output::{SAY_AFTER, Waits};
@@ -82,7 +82,10 @@ impl Pipeline {
                 format!("record {number} is not acknowledged yet; is every node of the cluster up?")
             }));
         };
-        let position = result.map_err(|e| Stop::Failed(format!("record {number} was not appended: {e}")))?;
+        let position = result.map_err(|e| match e {
+            Error::Unknown { .. } => Stop::Failed(format!("record {number}: {e}")),
+            _ => Stop::Failed(format!("record {number} was not appended: {e}")),
+        })?;
         self.tally.acknowledged += 1;
         self.tally.first.get_or_insert(position);
         self.tally.last = Some(position);

@@ -1,7 +1,6 @@
 //! `profile bench`: what a cluster moves, what one record costs beside the bare network, and what idling costs.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use antelog::cluster::{Cluster, Nodes};
 use antelog_core::config::Config;
@@ -68,7 +67,7 @@ struct BenchRig {
 
 impl BenchRig {
     fn start(&mut self, config: Config) -> Result<&Cluster, String> {
-        let cluster = Cluster::start(config, Nodes::All, Arc::new(|_: &str| {}))?;
+        let cluster = Cluster::start(config, Nodes::All)?;
         Ok(self.cluster.insert(cluster))
     }
 

@@ -126,6 +126,7 @@ struct Connecting {
 impl SessionHandler for Connecting {
     fn on_acknowledged(&mut self, _: ShardId, _: u64, _: Position) {}
     fn on_refused(&mut self, _: ShardId, _: u64, _: Refusal) {}
+    fn on_unknown(&mut self, _: ShardId, _: u64) {}
     fn on_event(&mut self, _: SubscriptionId, _: Event<Record>) {}
     fn on_trimmed(&mut self, _: SubscriptionId, _: Position) {}
     fn on_read(&mut self, _: u64, _: Position, _: Slot) {}
@@ -175,7 +176,7 @@ impl Bench for EmbeddedBench {
             };
             return connected.map_err(|error| processes.failure().unwrap_or(error));
         }
-        let cluster = Cluster::start(config, Nodes::All, Arc::new(|_: &str| {}))?;
+        let cluster = Cluster::start(config, Nodes::All)?;
         let connected = EmbeddedLog::connect(&cluster);
         self.cluster = Some(Started::Here(Box::new(cluster)));
         connected

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use antelog::network::{Network, NodeLink};
+use antelog_core::access::Access;
 use antelog_core::handshake::{Endpoint, Hello, Refusal, RefusalCode, Welcome};
 use antelog_core::path::{Path, decide};
 use antelog_net_tcp::{Accept, Listener, ListenerHandle, TcpLink, dial};
@@ -37,7 +38,7 @@ struct Doorman {
 }
 
 impl Accept for Doorman {
-    fn decide(&self, hello: &Hello, from: SocketAddr) -> Result<Welcome, Refusal> {
+    fn decide(&self, hello: &Hello, from: SocketAddr, _: Option<usize>) -> Result<Welcome, Refusal> {
         if hello.cluster != NAME {
             return Err(Refusal::new(
                 RefusalCode::Cluster,
@@ -51,13 +52,14 @@ impl Accept for Doorman {
             ring_bytes: 0,
             record_bytes_max: 0,
             log_bytes: 0,
+            access: Access::Admin,
             path,
             path_reason,
             payload: Vec::new(),
         })
     }
 
-    fn established(&self, _: Hello, welcome: Welcome, link: TcpLink) {
+    fn established(&self, _: Hello, welcome: Welcome, _: Option<usize>, link: TcpLink) {
         let peer = link.peer();
         let linked =
             Linked { link: Network::link(link, welcome.path), peer, path: welcome.path, reason: welcome.path_reason };
@@ -106,8 +108,9 @@ pub fn call(address: SocketAddr, network: &Network) -> Result<Linked, String> {
         ring_bytes: 0,
         log_bytes: 0,
         ability: network.ability(address.ip()),
+        nonce: None,
     };
-    let (link, welcome) = dial(address, &hello, CONNECT_TIME).map_err(|e| e.to_string())?;
+    let (link, welcome) = dial(address, &hello, None, CONNECT_TIME).map_err(|e| e.to_string())?;
     let peer = link.peer();
     Ok(Linked { link: Network::link(link, welcome.path), peer, path: welcome.path, reason: welcome.path_reason })
 }

@@ -11,6 +11,7 @@ mod embedded;
 mod grid;
 mod host;
 mod link;
+mod log;
 mod members;
 mod nodes;
 mod output;
@@ -23,10 +24,12 @@ mod soft_roce;
 mod subscribe;
 mod transport;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use antelog::{Client, ClientOptions};
+use antelog_core::access::Secret;
 use clap::{Args, Parser, Subcommand};
 
 /// Where `antelog dev` serves clients, and where the client commands look.
@@ -74,6 +77,8 @@ enum Command {
     Read(query::ReadArgs),
     /// Print the first position that is not bound
     Tail(query::TailArgs),
+    /// Print what became of an append whose shard was lost while it was under way
+    Outcome(query::OutcomeArgs),
     /// Let shards join and leave the running log
     Shard {
         #[command(subcommand)]
@@ -107,6 +112,9 @@ pub struct ClusterArgs {
     /// Refuse to talk to a cluster of another name
     #[arg(long, value_name = "NAME")]
     cluster_name: Option<String>,
+    /// A file with a secret of the cluster, if it requires one
+    #[arg(long, value_name = "FILE", env = "ANTELOG_SECRET_FILE")]
+    secret_file: Option<PathBuf>,
     #[command(flatten)]
     transport: transport::TransportArgs,
 }
@@ -117,6 +125,7 @@ impl ClusterArgs {
         if let Some(name) = &self.cluster_name {
             options.cluster_name = name.clone();
         }
+        options.secret = self.secret_file.as_ref().map(Secret::read).transpose()?;
         options.network = self.transport.options();
         if self.transport.is_given() {
             options.log = Some(Arc::new(|line: &str| eprintln!("antelog: {line}")));
@@ -137,6 +146,7 @@ pub fn main() -> ExitCode {
         Command::Subscribe(args) => subscribe::run(&args),
         Command::Read(args) => query::read(&args),
         Command::Tail(args) => query::tail(&args),
+        Command::Outcome(args) => query::outcome(&args),
         Command::Shard { command } => members::shard(&command),
         Command::Ordering(args) => members::ordering(&args),
         Command::Profile { command } => profile::run(&command),

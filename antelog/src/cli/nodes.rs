@@ -2,14 +2,18 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use antelog::cluster::{Cluster, Nodes, OperatorLog};
-use antelog_core::config::{Config, NodeEntry, PolicyConfig, Role, ShardEntry};
+use antelog::cluster::{Cluster, Nodes};
+use antelog::watch::{Port, Watch};
+use antelog_core::access::Keyring;
+use antelog_core::config::{self, Config, NodeEntry, PolicyConfig, Role, ShardEntry};
 use clap::{Args, Subcommand};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use super::log::LogArgs;
 use super::transport::TransportArgs;
 use super::{DEFAULT_ADDRESS, Outcome, Stop, output};
 
@@ -34,9 +38,8 @@ pub struct DevArgs {
     sequencers: u16,
     #[command(flatten)]
     transport: TransportArgs,
-    /// Write all counters to this file, every fifth of a second
-    #[arg(long, value_name = "FILE")]
-    counters: Option<PathBuf>,
+    #[command(flatten)]
+    watch: WatchArgs,
     /// Change a key of [cluster] or [launch], like cluster.tick_us=500
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
@@ -52,12 +55,46 @@ pub struct NodeArgs {
     id: u16,
     #[command(flatten)]
     transport: TransportArgs,
-    /// Write all counters to this file, every fifth of a second
-    #[arg(long, value_name = "FILE")]
-    counters: Option<PathBuf>,
+    #[command(flatten)]
+    watch: WatchArgs,
     /// Change a key of [cluster] or [launch], like launch.idle=spin
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
+}
+
+/// How a running node is watched.
+#[derive(Args)]
+struct WatchArgs {
+    /// Write all counters to this file, every fifth of a second
+    #[arg(long, value_name = "FILE")]
+    counters: Option<PathBuf>,
+    /// Serve /metrics, /health and /ready over HTTP, for whoever reaches the address
+    #[arg(long, value_name = "ADDR")]
+    metrics: Option<String>,
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+impl WatchArgs {
+    /// Prepares to be watched: puts the address into the configuration and binds it, checks the file, takes the events.
+    fn prepare(&self, config: &mut Config) -> Result<Option<Port>, Stop> {
+        if self.metrics.is_some() {
+            config.launch.metrics.clone_from(&self.metrics);
+            config.validate().map_err(|e| e.to_string())?;
+        }
+        output::check_writable(self.counters.as_deref())?;
+        self.log.start()?;
+        let address = config.launch.metrics.as_deref().map(config::resolve).transpose()?;
+        Ok(address.map(Port::bind).transpose()?)
+    }
+}
+
+/// Serves what there is to be seen of a cluster.
+fn serve(port: Option<Port>, cluster: &Cluster) -> Result<Option<Watch>, Stop> {
+    let Some(port) = port else { return Ok(None) };
+    let watch = port.serve(cluster.observed().clone())?;
+    output::print(&format!("# metrics, health and readiness at http://{}", watch.local_addr()))?;
+    Ok(Some(watch))
 }
 
 #[derive(Subcommand)]
@@ -78,6 +115,7 @@ pub fn embedded_config(shards: u16, clients: &str, quota: u32) -> Config {
         policy: PolicyConfig::default(),
         cluster: Default::default(),
         launch: Default::default(),
+        access: vec![],
         shards: (0..shards)
             .map(|id| ShardEntry { id, quota, standby: false, tick_phase_us: None, report_delay_us: 0 })
             .collect(),
@@ -133,10 +171,6 @@ fn overrides(flags: &[String]) -> Vec<String> {
     all
 }
 
-fn to_stderr() -> OperatorLog {
-    Arc::new(|line: &str| eprintln!("antelog: {line}"))
-}
-
 /// Runs an embedded cluster until a signal.
 pub fn dev(args: &DevArgs) -> Outcome {
     let mut config = embedded_config(args.shards + args.standby, &args.listen, 10);
@@ -145,9 +179,9 @@ pub fn dev(args: &DevArgs) -> Outcome {
     config.shards.iter_mut().skip(args.shards.into()).for_each(|shard| shard.standby = true);
     let mut config = Config::parse(&config.to_string(), &overrides(&args.set)).map_err(|e| e.to_string())?;
     args.transport.apply(&mut config);
-    output::check_writable(args.counters.as_deref())?;
+    let port = args.watch.prepare(&mut config)?;
     let mut signals = catch_signals()?;
-    let cluster = Cluster::start(config, Nodes::All, to_stderr())?;
+    let cluster = Cluster::start(config, Nodes::All)?;
     let config = cluster.config();
     let addresses = cluster.client_addresses().join(", ");
     output::print(&format!(
@@ -163,18 +197,18 @@ pub fn dev(args: &DevArgs) -> Outcome {
         config.cluster.region_bytes >> 20,
         cluster.network_text(),
     ))?;
-    wait(cluster, &mut signals, args.counters.as_deref())
+    let watch = serve(port, &cluster)?;
+    args.watch.log.end(wait(cluster, &mut signals, args.watch.counters.as_deref(), watch))
 }
 
 /// Runs one node until a signal.
 pub fn node(args: &NodeArgs) -> Outcome {
     let mut config = load(&args.config, &args.set)?;
     args.transport.apply(&mut config);
-    output::check_writable(args.counters.as_deref())?;
+    let port = args.watch.prepare(&mut config)?;
     let mut signals = catch_signals()?;
     output::print(&format!("{config}"))?;
-    let cluster =
-        Cluster::start(config, Nodes::One(args.id), to_stderr()).map_err(|e| format!("node {}: {e}", args.id))?;
+    let cluster = Cluster::start(config, Nodes::One(args.id)).map_err(|e| format!("node {}: {e}", args.id))?;
     let entry = cluster.config().node(args.id).cloned();
     let role = entry.as_ref().map(|n| n.role.to_string()).unwrap_or_default();
     let serving = match cluster.client_addresses() {
@@ -183,7 +217,8 @@ pub fn node(args: &NodeArgs) -> Outcome {
     };
     output::print(&format!("# node {} ({role}) is up, {}{serving}", args.id, cluster.launch_text()))?;
     output::print(&format!("# network: {}", cluster.network_text()))?;
-    wait(cluster, &mut signals, args.counters.as_deref())
+    let watch = serve(port, &cluster)?;
+    args.watch.log.end(wait(cluster, &mut signals, args.watch.counters.as_deref(), watch))
 }
 
 fn load(path: &Path, set: &[String]) -> Result<Config, Stop> {
@@ -195,30 +230,52 @@ fn load(path: &Path, set: &[String]) -> Result<Config, Stop> {
 pub fn config(command: &ConfigCommand) -> Outcome {
     let ConfigCommand::Check { file, set } = command;
     let config = load(file, set)?;
+    Keyring::load(&config, true)?;
     output::print(config.to_string().trim_end())
 }
 
-fn catch_signals() -> Result<Signals, Stop> {
-    Signals::new([SIGINT, SIGTERM]).map_err(|e| Stop::Failed(format!("cannot catch signals: {e}")))
+/// The signals that end a node.
+struct Ending {
+    signals: Signals,
+    /// From now on a signal ends the process at once.
+    at_once: Arc<AtomicBool>,
 }
 
-fn wait(cluster: Cluster, signals: &mut Signals, counters: Option<&Path>) -> Outcome {
+/// Exit code of a process that was told twice to end.
+const AT_ONCE: i32 = 130;
+
+fn catch_signals() -> Result<Ending, Stop> {
+    let failed = |e: std::io::Error| Stop::Failed(format!("cannot catch signals: {e}"));
+    let at_once = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, AT_ONCE, at_once.clone()).map_err(failed)?;
+    }
+    Ok(Ending { signals: Signals::new([SIGINT, SIGTERM]).map_err(failed)?, at_once })
+}
+
+fn wait(cluster: Cluster, ending: &mut Ending, counters: Option<&Path>, watch: Option<Watch>) -> Outcome {
     let mut looks = 0u64;
-    while signals.pending().next().is_none() {
+    while ending.signals.pending().next().is_none() {
         if let Some(file) = counters.filter(|_| looks.is_multiple_of(LOOKS_PER_WRITE)) {
             write_counters(&cluster, file)?;
         }
         looks += 1;
         if let Some(failure) = cluster.failure() {
+            cluster.observed().fail(&failure);
             cluster.stop();
             return Err(Stop::Failed(failure));
         }
         std::thread::sleep(LOOK_EVERY);
     }
+    ending.at_once.store(true, Ordering::SeqCst);
+    cluster.observed().close();
     if let Some(file) = counters {
         write_counters(&cluster, file)?;
     }
-    cluster.stop().map_or(Ok(()), |failure| Err(Stop::Failed(failure)))
+    let failure = cluster.close();
+    // Answers to the last.
+    drop(watch);
+    failure.map_or(Ok(()), |failure| Err(Stop::Failed(failure)))
 }
 
 /// Replaces the file as a whole: readers never see half of it.

@@ -60,6 +60,8 @@ impl Processes {
             .arg(file)
             .arg("--counters")
             .arg(self.counters_file(id))
+            // Its client knows no secret.
+            .env_remove("ANTELOG_SECRET_FILE")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)

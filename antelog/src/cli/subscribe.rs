@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use antelog::{Event, Position, Record, Scope, ShardId};
+use antelog::{Event, OnUnavailable, Position, Record, Scope, ShardId, SubscribeOptions};
 use clap::Args;
 
 use super::output::{Output, SAY_AFTER, Waits, shown};
@@ -39,6 +39,17 @@ pub struct SubscribeArgs {
     /// One JSON object per line
     #[arg(long)]
     json: bool,
+    /// At records that nobody has, because their shard is lost or has returned without them
+    #[arg(long, value_name = "stop|skip", value_parser = on_unavailable, default_value = "stop")]
+    on_unavailable: OnUnavailable,
+}
+
+fn on_unavailable(text: &str) -> Result<OnUnavailable, String> {
+    match text {
+        "stop" => Ok(OnUnavailable::Stop),
+        "skip" => Ok(OnUnavailable::Skip),
+        _ => Err("use stop or skip".into()),
+    }
 }
 
 /// A record that is delivered and not confirmed yet.
@@ -57,7 +68,8 @@ pub fn run(args: &SubscribeArgs) -> Outcome {
         return Ok(());
     }
     let scope = args.shard.map_or(Scope::All, |s| Scope::Shard(ShardId(s)));
-    let mut subscription = client.subscribe(scope, from)?;
+    let options = SubscribeOptions { on_unavailable: args.on_unavailable };
+    let mut subscription = client.subscribe_with(scope, from, options)?;
     let mut output = Output::new();
     let mut waiting: VecDeque<Waiting> = VecDeque::new();
     let mut written = 0;
@@ -86,6 +98,9 @@ pub fn run(args: &SubscribeArgs) -> Outcome {
                 waiting.push_back(Waiting { position, shard, record });
             }
             Event::Fail { from } => waiting.retain(|w| w.position < from),
+            // Shown among the events; otherwise standard output holds records only.
+            Event::Unavailable { .. } if args.events => {}
+            Event::Unavailable { from, to } => eprintln!("antelog: positions {from} to {to} are unavailable: skipped"),
             Event::Confirm { upto } => {
                 while waiting.front().is_some_and(|w| w.position < upto) {
                     let Some(next) = waiting.pop_front() else { break };
@@ -145,6 +160,10 @@ fn show_event(output: &mut Output, event: &Event<Record>, json: bool) -> Outcome
         Event::Confirm { upto } => format!("confirm up to {upto}"),
         Event::Fail { from } if json => serde_json::json!({ "event": "fail", "from": from.0 }).to_string(),
         Event::Fail { from } => format!("fail from {from}"),
+        Event::Unavailable { from, to } if json => {
+            serde_json::json!({ "event": "unavailable", "from": from.0, "to": to.0 }).to_string()
+        }
+        Event::Unavailable { from, to } => format!("unavailable {from} to {to}"),
     };
     output.line(&line)
 }

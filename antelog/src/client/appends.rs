@@ -4,11 +4,14 @@
 //! appends any more, because it is leaving or stands by, they move to the shard that the refusal names: not before
 //! everything of theirs is answered by the old one, and what it refused goes first, in its order. An append that names its
 //! shard never moves.
+//!
+//! When the own shard is lost as a whole, appends go on with one that is not: those that were never sent, and those made
+//! later. What was under way is unknown and never moves.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use antelog_core::client::Record;
-use antelog_protocol::{Position, Refusal, ShardId};
+use antelog_protocol::{ClientId, Position, Refusal, ShardId};
 
 use super::completion::{Permit, Promise};
 use super::error::Error;
@@ -43,6 +46,7 @@ struct Lane {
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct Appends {
+    client: ClientId,
     lanes: BTreeMap<ShardId, Lane>,
     /// Appends that the session could not take yet, in order.
     waiting: BTreeMap<Option<ShardId>, VecDeque<Append>>,
@@ -56,8 +60,9 @@ pub(super) struct Appends {
 }
 
 impl Appends {
-    pub(super) fn new(own: ShardId) -> Appends {
+    pub(super) fn new(client: ClientId, own: ShardId) -> Appends {
         Appends {
+            client,
             lanes: BTreeMap::new(),
             waiting: BTreeMap::new(),
             own,
@@ -107,6 +112,14 @@ impl Appends {
                 None
             }
             Sent::NotYet(append) => Some(append),
+            Sent::Instead(append, instead) if self.own_sent == 0 => {
+                self.own = instead;
+                self.try_send(append, send)
+            }
+            Sent::Instead(append, instead) => {
+                self.moving.get_or_insert(instead);
+                Some(append)
+            }
             Sent::Never => None,
         }
     }
@@ -144,7 +157,20 @@ impl Appends {
                 self.moving.get_or_insert(instead);
                 self.refused.push((seq, append));
             }
+            // Never sent to a shard that is lost: the next attempt says where to.
+            Refusal::Failed if append.shard.is_none() => {
+                self.moving.get_or_insert(self.own);
+                self.refused.push((seq, append));
+            }
+            Refusal::Failed => append.settle(Err(Error::ShardLost { shard })),
             _ => append.settle(Err(Error::Refused { shard, refusal })),
+        }
+        self.after_answer(shard);
+    }
+
+    pub(super) fn on_unknown(&mut self, shard: ShardId, seq: u64) {
+        if let Some(append) = self.answered(shard, seq) {
+            append.settle(Err(Error::Unknown { shard, client: self.client, seq }));
         }
         self.after_answer(shard);
     }
@@ -174,6 +200,8 @@ pub(super) enum Sent {
     As(u64, Append),
     /// It cannot be taken now.
     NotYet(Append),
+    /// The own shard is lost: this one takes it.
+    Instead(Append, ShardId),
     /// It will never be taken; whoever waits for it knows.
     Never,
 }
@@ -190,10 +218,14 @@ mod tests {
     struct Fake {
         next: BTreeMap<ShardId, u64>,
         sent: Vec<String>,
+        lost: Option<ShardId>,
     }
 
     impl Fake {
         fn send(&mut self, shard: ShardId, append: Append) -> Sent {
+            if self.lost == Some(shard) {
+                return Sent::Instead(append, ShardId(shard.0 + 1));
+            }
             let next = self.next.entry(shard).or_default();
             self.sent.push(format!("{shard} #{next} {}", String::from_utf8_lossy(&append.record)));
             *next += 1;
@@ -209,7 +241,7 @@ mod tests {
 
     impl Rig {
         fn new() -> Rig {
-            Rig { appends: Appends::new(ShardId(0)), fake: Fake::default(), permits: Permits::new(100) }
+            Rig { appends: Appends::new(ClientId(7), ShardId(0)), fake: Fake::default(), permits: Permits::new(100) }
         }
 
         fn append(&mut self, shard: Option<u16>, record: &str) -> Outcome<Position> {
@@ -290,6 +322,26 @@ mod tests {
         let gap = Refusal::Gap { expected: 0 };
         rig.refuse(0, 2, gap);
         assert_eq!(later.try_take(), Some(Err(Error::Refused { shard: ShardId(0), refusal: gap })));
+    }
+
+    #[test]
+    fn what_was_under_way_to_a_lost_shard_is_unknown_and_the_rest_goes_to_another() {
+        let mut rig = Rig::new();
+        let [first, second] = ["a", "b"].map(|r| rig.append(None, r));
+        let named = rig.append(Some(0), "named");
+        rig.sent();
+        rig.fake.lost = Some(ShardId(0));
+        let later = rig.append(None, "c");
+        assert!(rig.sent().is_empty(), "not before the others are answered");
+        rig.appends.on_unknown(ShardId(0), 0);
+        let unknown = Error::Unknown { shard: ShardId(0), client: ClientId(7), seq: 0 };
+        assert_eq!(first.try_take(), Some(Err(unknown)));
+        rig.refuse(0, 1, Refusal::Failed);
+        rig.refuse(0, 2, Refusal::Failed);
+        assert_eq!(named.try_take(), Some(Err(Error::ShardLost { shard: ShardId(0) })));
+        assert_eq!(rig.sent(), ["1 #0 b", "1 #1 c"]);
+        rig.acknowledge(1, 0, 9);
+        assert_eq!((second.try_take(), later.try_take()), (Some(Ok(Position(9))), None));
     }
 
     #[test]

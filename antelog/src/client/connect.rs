@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use antelog_core::access::{Access, Secret};
 use antelog_core::client::session::{Dialed, Dialer};
 use antelog_core::handshake::{Endpoint, Hello, Welcome};
 use antelog_core::node::Waker;
@@ -33,6 +34,7 @@ pub(super) struct Caller {
     pub(super) client: ClientId,
     pub(super) ring_bytes: u64,
     pub(super) timeout: Duration,
+    pub(super) secret: Option<Secret>,
     pub(super) network: Network,
     /// Where it is said which network was chosen for a connection, and why.
     pub(super) log: Option<Log>,
@@ -49,6 +51,7 @@ impl Caller {
             ring_bytes: self.ring_bytes,
             log_bytes: 0,
             ability: Ability::tcp(),
+            nonce: None,
         };
         let started = Instant::now();
         let resolved = address
@@ -61,7 +64,7 @@ impl Caller {
                 break;
             }
             hello.ability = self.network.ability(to.ip());
-            match dial(to, &hello, left) {
+            match dial(to, &hello, self.secret.as_ref(), left) {
                 Ok(connected) => return Ok(connected),
                 Err(error) => failure = error.to_string(),
             }
@@ -82,11 +85,19 @@ fn map_of(welcome: &Welcome, address: &str, peer: SocketAddr) -> Result<ClusterM
     Ok(map)
 }
 
-/// Asks all addresses at once what the cluster is like: its map, and the ring that its nodes grant a client, in bytes.
+/// What the first contact tells.
+pub(super) struct First {
+    pub(super) map: ClusterMap,
+    /// The ring that the cluster's nodes grant a client, in bytes.
+    pub(super) ring_bytes: usize,
+    pub(super) access: Access,
+}
+
+/// Asks all addresses at once what the cluster is like.
 ///
 /// # Errors
 /// [`Error::Connect`] with what came of each address.
-pub(super) fn first_contact(caller: &Caller, addresses: &[String]) -> Result<(ClusterMap, usize), Error> {
+pub(super) fn first_contact(caller: &Caller, addresses: &[String]) -> Result<First, Error> {
     let caller = Caller { ring_bytes: FIRST_RING_BYTES, ..caller.clone() };
     let until = Instant::now() + caller.timeout + Duration::from_millis(200);
     let (answer, answers) = mpsc::channel();
@@ -95,7 +106,7 @@ pub(super) fn first_contact(caller: &Caller, addresses: &[String]) -> Result<(Cl
         let ask = move || {
             let result = caller.call(&address).and_then(|(link, welcome)| {
                 let ring_bytes = usize::try_from(welcome.ring_bytes).unwrap_or(usize::MAX);
-                Ok((map_of(&welcome, &address, link.peer())?, ring_bytes))
+                Ok(First { map: map_of(&welcome, &address, link.peer())?, ring_bytes, access: welcome.access })
             });
             // Nobody listens any more when another address was faster.
             let _ = answer.send(result);

@@ -2,7 +2,7 @@
 
 use antelog_core::client::session::{Session, SessionOptions};
 
-use super::connect::{Caller, ClientDialer, first_contact};
+use super::connect::{Caller, ClientDialer, First, first_contact};
 use super::{ClientOptions, Error, GATES_MAX, caller_of, random_id};
 use crate::network::{NodeTransport, Traffic};
 
@@ -19,7 +19,7 @@ pub fn driven_session(options: &ClientOptions) -> Result<DrivenSession, Error> {
     }
     let client = random_id()?;
     let caller = caller_of(options)?;
-    let (_, ring_bytes) = first_contact(&caller, &options.addresses)?;
+    let First { ring_bytes, .. } = first_contact(&caller, &options.addresses)?;
     let caller = Caller { client, ring_bytes: ring_bytes as u64, ..caller };
     let mut session = SessionOptions::new(client, options.addresses.clone());
     (session.ring_bytes, session.gates_max, session.prefault) = (ring_bytes, GATES_MAX, true);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use antelog_protocol::{ChangeError, Position, Refusal, ShardId};
+use antelog_protocol::{ChangeError, ClientId, Position, Refusal, ShardId};
 
 /// Why an operation of a [`Client`](crate::Client) failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +38,33 @@ pub enum Error {
         shard: ShardId,
         /// Its reason.
         refusal: Refusal,
+    },
+    /// The client has as many subscriptions as it may have.
+    Crowded {
+        /// How many those are.
+        subscriptions_max: u32,
+    },
+    /// The shard was lost as a whole while the append was under way: whether the record is in the log is not known. It is
+    /// not appended again, nor to another shard: [`Client::outcome`](crate::Client::outcome) tells what became of it.
+    Unknown {
+        /// The shard.
+        shard: ShardId,
+        /// The client's session.
+        client: ClientId,
+        /// Its number for the append.
+        seq: u64,
+    },
+    /// The shard named is lost as a whole at present. Nothing was appended.
+    ShardLost {
+        /// The shard.
+        shard: ShardId,
+    },
+    /// The subscription came to bound records that nobody has at present: their shard is lost, or has returned without them.
+    Unavailable {
+        /// The first position that is unavailable.
+        from: Position,
+        /// The first behind it.
+        to: Position,
     },
     /// The change of membership was not made.
     NotChanged(ChangeError),
@@ -76,6 +103,24 @@ impl fmt::Display for Error {
                 shards.iter().try_for_each(|shard| write!(f, " {shard}"))
             }
             Error::Refused { shard, refusal } => write!(f, "shard {shard} refused the append: {refusal}"),
+            Error::Crowded { subscriptions_max } => write!(
+                f,
+                "this client may have {subscriptions_max} subscriptions at a time and has them; end one, or raise \
+                 subscriptions_max"
+            ),
+            Error::Unknown { shard, client, seq } => write!(
+                f,
+                "shard {shard} was lost while the append was under way: whether the record is in the log is known when the \
+                 shard has returned; ask for the outcome of append {seq} of session {client}"
+            ),
+            Error::ShardLost { shard } => {
+                write!(f, "shard {shard} is lost at present; wait for its return, or append to another")
+            }
+            Error::Unavailable { from, to } => write!(
+                f,
+                "positions {from} to {to} (exclusive) are unavailable: their shard is lost, or has returned without them; \
+                 wait for its return, or skip them"
+            ),
             Error::NotChanged(why) => why.fmt(f),
             Error::Trimmed { head } => {
                 write!(f, "the log no longer has what comes next: it begins at position {head}; subscribe from there")

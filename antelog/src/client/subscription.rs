@@ -36,6 +36,23 @@ struct Shared {
     bytes_max: usize,
 }
 
+/// What a subscription does when it comes to records that are bound and that nobody has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnUnavailable {
+    /// It ends there, with [`Error::Unavailable`].
+    #[default]
+    Stop,
+    /// It says so, with [`Event::Unavailable`], and goes on behind them.
+    Skip,
+}
+
+/// How to subscribe. [`SubscribeOptions::default`] has the defaults.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SubscribeOptions {
+    /// What to do about records that nobody has.
+    pub on_unavailable: OnUnavailable,
+}
+
 /// The session's side. Dropping it ends the subscription with [`Error::Closed`].
 #[derive(Debug)]
 pub(super) struct Feed(Arc<Shared>);
@@ -102,7 +119,8 @@ impl Subscription {
     /// The next event; waits for it.
     ///
     /// # Errors
-    /// [`Error::Trimmed`] when the log no longer has the next record; it stays the answer then. [`Error::Closed`].
+    /// [`Error::Trimmed`] when the log no longer has the next record, [`Error::Unavailable`] when nobody has it at present
+    /// and the subscription is to stop there; either stays the answer then. [`Error::Closed`].
     #[allow(clippy::should_implement_trait)] // an iterator cannot say how it ended; see `Subscription::events`
     pub fn next(&mut self) -> Result<Event<Record>, Error> {
         loop {
@@ -175,6 +193,7 @@ impl Drop for Subscription {
 pub(super) struct Fed {
     pub(super) id: SubscriptionId,
     pub(super) token: u64,
+    pub(super) on_unavailable: OnUnavailable,
     pub(super) feed: Feed,
 }
 

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::thread;
 
+use antelog_core::access::Access;
 use antelog_core::channel::Ring;
 use antelog_core::handshake::{Hello, Refusal as Rejection, RefusalCode, Welcome};
 use antelog_core::mem::Region;
@@ -29,7 +30,7 @@ struct Door {
 }
 
 impl Accept for Door {
-    fn decide(&self, hello: &Hello, _: SocketAddr) -> Result<Welcome, Rejection> {
+    fn decide(&self, hello: &Hello, _: SocketAddr, _: Option<usize>) -> Result<Welcome, Rejection> {
         if !["", "test"].contains(&hello.cluster.as_str()) {
             return Err(Rejection::new(RefusalCode::Cluster, "this is cluster \"test\""));
         }
@@ -39,13 +40,14 @@ impl Accept for Door {
             ring_bytes: RING as u64,
             record_bytes_max: 1000,
             log_bytes: 0,
+            access: Access::Admin,
             path: Path::Tcp,
             path_reason: String::new(),
             payload,
         })
     }
 
-    fn established(&self, hello: Hello, _: Welcome, link: TcpLink) {
+    fn established(&self, hello: Hello, _: Welcome, _: Option<usize>, link: TcpLink) {
         // The first contact asks for the smallest ring and nothing else.
         if hello.ring_bytes == RING as u64 {
             self.links.lock().unwrap().send(link).unwrap();
@@ -115,7 +117,7 @@ impl Due {
 
     fn act(&mut self, log: &mut Vec<Vec<u8>>, request: &Request<'_>) {
         match *request {
-            Request::Append { shard, seq, record } => {
+            Request::Append { shard, seq, record, .. } => {
                 if seq as usize == log.len() {
                     log.push(record.to_vec());
                 }
@@ -145,7 +147,8 @@ impl Due {
             Request::Tail { token } => {
                 self.say(&Reply::TailIs { token, position: Position(log.len() as u64), index: 0 });
             }
-            Request::Change { .. } => panic!("nobody asks for a change here"),
+            Request::Unfollow => self.follows = false,
+            Request::Outcome { .. } | Request::Change { .. } => panic!("nobody asks for that here"),
         }
     }
 
@@ -234,7 +237,7 @@ fn records_are_appended_delivered_confirmed_and_read() {
         match subscription.next_timeout(Duration::from_secs(5)).unwrap().expect("an event in time") {
             Event::Deliver { position, record, .. } => delivered.push((position, record)),
             Event::Confirm { upto } => confirmed = upto,
-            Event::Fail { .. } => panic!("nothing fails here"),
+            Event::Fail { .. } | Event::Unavailable { .. } => panic!("nothing fails here"),
         }
     }
     assert_eq!(delivered.len(), 11);

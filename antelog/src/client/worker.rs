@@ -11,12 +11,12 @@ use antelog_core::client::{Membership, Record, SessionHandler, Slot, Subscriptio
 use antelog_core::node::{Parker, Waker, now_ns};
 use antelog_core::transport::Transport;
 use antelog_protocol::client::{Event, Scope};
-use antelog_protocol::{Change, ChangeError, Position, Refusal, ShardId};
+use antelog_protocol::{Change, ChangeError, ClientId, Outcome, Position, Refusal, ShardId};
 
 use super::appends::{Append, Appends, Sent};
 use super::completion::{Promise, lock};
 use super::error::Error;
-use super::subscription::{Fed, Feed};
+use super::subscription::{Fed, Feed, OnUnavailable};
 
 /// What the thread is asked to do.
 #[derive(Debug)]
@@ -26,6 +26,7 @@ pub(super) enum Command {
         token: u64,
         scope: Scope,
         from: Position,
+        on_unavailable: OnUnavailable,
         feed: Feed,
     },
     Unsubscribe {
@@ -39,6 +40,14 @@ pub(super) enum Command {
     Tail {
         token: u64,
         promise: Promise<Position>,
+    },
+    /// What became of an append.
+    Outcome {
+        token: u64,
+        shard: ShardId,
+        client: ClientId,
+        seq: u64,
+        promise: Promise<Outcome>,
     },
     /// A change, or the question for the membership.
     Change {
@@ -141,6 +150,9 @@ struct Desk {
     reads: BTreeMap<u64, Promise<Slot>>,
     tails: BTreeMap<u64, Promise<Position>>,
     changes: BTreeMap<u64, Promise<Membership>>,
+    outcomes: BTreeMap<u64, Promise<Outcome>>,
+    /// Subscriptions that ended here and not yet at the session.
+    ended: Vec<SubscriptionId>,
 }
 
 impl Desk {
@@ -165,10 +177,22 @@ impl SessionHandler for Desk {
     }
 
     fn on_unknown(&mut self, shard: ShardId, seq: u64) {
-        self.appends.on_refused(shard, seq, Refusal::Failed);
+        self.appends.on_unknown(shard, seq);
+    }
+
+    fn on_outcome(&mut self, token: u64, outcome: Outcome) {
+        if let Some(promise) = self.outcomes.remove(&token) {
+            promise.keep(Ok(outcome));
+        }
     }
 
     fn on_event(&mut self, subscription: SubscriptionId, event: Event<Record>) {
+        if let Event::Unavailable { from, to } = event
+            && self.feeds.iter().any(|fed| fed.id == subscription && fed.on_unavailable == OnUnavailable::Stop)
+        {
+            self.ended.push(subscription);
+            return self.end(subscription, Error::Unavailable { from, to });
+        }
         if let Some(feed) = self.feed(subscription) {
             feed.push(event);
         }
@@ -208,6 +232,10 @@ impl SessionHandler for Desk {
         self.end(subscription, Error::UnknownShard { shard, shards: Vec::new() });
     }
 
+    fn on_crowded(&mut self, subscription: SubscriptionId, subscriptions_max: u32) {
+        self.end(subscription, Error::Crowded { subscriptions_max });
+    }
+
     fn ready(&mut self, subscription: SubscriptionId) -> bool {
         self.feed(subscription).is_none_or(Feed::ready)
     }
@@ -229,11 +257,13 @@ pub(super) fn run<T: Transport, D: Dialer<T::Link>>(
     let _ended = Ended(handle.clone());
     let desk = Desk {
         handle: handle.clone(),
-        appends: Appends::new(own),
+        appends: Appends::new(session.client(), own),
         feeds: Vec::new(),
         reads: BTreeMap::new(),
         tails: BTreeMap::new(),
         changes: BTreeMap::new(),
+        outcomes: BTreeMap::new(),
+        ended: Vec::new(),
     };
     let mut worker = Worker { session, desk };
     worker.session.set_waker(parker.waker());
@@ -246,6 +276,9 @@ pub(super) fn run<T: Transport, D: Dialer<T::Link>>(
             worker.act(command);
         }
         work += worker.session.duty_cycle(now_ns(), &mut worker.desk);
+        for subscription in worker.desk.ended.drain(..) {
+            worker.session.unsubscribe(subscription);
+        }
         if work == 0 {
             let timeout_ns = worker.session.deadline_ns().map(|at| at.saturating_sub(now_ns()));
             // Looked up each time: a transport that loses its device closes that device's descriptor.
@@ -262,9 +295,9 @@ impl<T: Transport, D: Dialer<T::Link>> Worker<T, D> {
             Command::Append(append) => {
                 self.desk.appends.append(append, |shard, append| send(&mut self.session, shard, append));
             }
-            Command::Subscribe { token, scope, from, feed } => {
+            Command::Subscribe { token, scope, from, on_unavailable, feed } => {
                 let id = self.session.subscribe(scope, from);
-                self.desk.feeds.push(Fed { id, token, feed });
+                self.desk.feeds.push(Fed { id, token, on_unavailable, feed });
             }
             Command::Unsubscribe { token } => {
                 if let Some(at) = self.desk.feeds.iter().position(|fed| fed.token == token) {
@@ -279,6 +312,10 @@ impl<T: Transport, D: Dialer<T::Link>> Worker<T, D> {
                 self.desk.tails.insert(token, promise);
                 self.session.tail(token);
             }
+            Command::Outcome { token, shard, client, seq, promise } => {
+                self.desk.outcomes.insert(token, promise);
+                self.session.outcome(token, shard, client, seq);
+            }
             Command::Change { token, change, promise } => {
                 self.desk.changes.insert(token, promise);
                 match change {
@@ -291,6 +328,7 @@ impl<T: Transport, D: Dialer<T::Link>> Worker<T, D> {
                 self.desk.reads.remove(&token);
                 self.desk.tails.remove(&token);
                 self.desk.changes.remove(&token);
+                self.desk.outcomes.remove(&token);
             }
         }
     }
@@ -302,7 +340,13 @@ fn send<T: Transport, D: Dialer<T::Link>>(session: &mut Session<T, D>, shard: Sh
         Ok(seq) => return Sent::As(seq, append),
         Err(AppendError::Full | AppendError::NotConnectedYet) => return Sent::NotYet(append),
         Err(AppendError::TooLarge { limit_bytes }) => Error::TooLarge { bytes: append.record.len(), limit_bytes },
-        Err(AppendError::Lost(shard)) => Error::Refused { shard, refusal: Refusal::Failed },
+        Err(AppendError::Lost(shard)) if append.shard.is_none() => {
+            return match session.another_shard(shard) {
+                Some(instead) => Sent::Instead(append, instead),
+                None => Sent::NotYet(append),
+            };
+        }
+        Err(AppendError::Lost(shard)) => Error::ShardLost { shard },
         Err(AppendError::UnknownShard(shard)) => Error::UnknownShard { shard, shards: Vec::new() },
     };
     append.settle(Err(error));

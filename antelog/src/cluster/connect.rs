@@ -6,11 +6,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use antelog_core::access::{Access, Keyring, Secret};
 use antelog_core::config::{Config, NodeEntry, Role, resolve};
 use antelog_core::counters::Counters;
 use antelog_core::handshake::{Endpoint, Hello, Refusal, RefusalCode, Welcome};
@@ -23,8 +25,9 @@ use antelog_protocol::wire::session::{ClusterMap, ShardGates};
 use antelog_protocol::{ClientId, ShardId};
 
 use super::assemble::{Door, Doors, member_peer, replicas};
+use super::connections::Connections;
 use super::networks::Networks;
-use super::{OperatorLog, serves_clients};
+use super::serves_clients;
 use crate::network::{Network, NodeLink};
 
 /// Time for a connection attempt with its hand-shake.
@@ -80,18 +83,21 @@ pub(super) fn serve(
     config: &Config,
     doors: &Doors,
     networks: &Networks,
-    log: &OperatorLog,
+    keys: &Keyring,
+    connections: &Connections,
+    is_closing: &Arc<AtomicBool>,
 ) -> Result<Vec<ListenerHandle>, String> {
     let mut handles = Vec::new();
     let failed = |e: std::io::Error| format!("cannot start a listening thread: {e}");
     for (id, listener) in ports.nodes {
         let (Some(node), Some(door)) = (config.node(id), doors.nodes.get(&id)) else { continue };
-        let accept = NodeAccept::new(config, node, door, networks.of(node), log.clone());
+        let accept = NodeAccept::new(config, node, door, networks.of(node), keys, connections.clone());
         handles.push(listener.serve(Arc::new(accept)).map_err(failed)?);
     }
     for listener in ports.clients {
         let Some(door) = &doors.gate else { continue };
-        let accept = GateAccept::new(config, door, doors.gate_counters.clone(), networks.of_gate(), log.clone());
+        let (counters, network) = (doors.gate_counters.clone(), networks.of_gate());
+        let accept = GateAccept::new(config, door, counters, network, keys, is_closing.clone());
         handles.push(listener.serve(Arc::new(accept)).map_err(failed)?);
     }
     Ok(handles)
@@ -175,6 +181,7 @@ fn hello(config: &Config, from: u16, to: u16, ability: Ability) -> Hello {
         ring_bytes: 0,
         log_bytes: config.cluster.region_bytes as u64,
         ability,
+        nonce: None,
     }
 }
 
@@ -186,23 +193,46 @@ struct NodeAccept {
     callers: HashMap<u16, PeerId>,
     mail: MailSender<Admission<NodeLink>>,
     network: Network,
-    log: OperatorLog,
+    keys: Keyring,
+    agent: String,
+    connections: Connections,
 }
 
 impl NodeAccept {
-    fn new(config: &Config, node: &NodeEntry, door: &Door, network: Network, log: OperatorLog) -> NodeAccept {
+    fn new(
+        config: &Config,
+        node: &NodeEntry,
+        door: &Door,
+        network: Network,
+        keys: &Keyring,
+        connections: Connections,
+    ) -> NodeAccept {
         let mut callers = HashMap::new();
         for from in &config.nodes {
             for call in calls(config, from).iter().filter(|c| c.to.id == node.id) {
                 callers.insert(from.id, call.from_peer);
+                connections.expect(&door.agent, call.from_peer, node.id, from.id);
             }
         }
-        NodeAccept { config: config.clone(), id: node.id, callers, mail: door.mail.clone(), network, log }
+        NodeAccept {
+            config: config.clone(),
+            id: node.id,
+            callers,
+            mail: door.mail.clone(),
+            network,
+            keys: keys.clone(),
+            agent: door.agent.clone(),
+            connections,
+        }
     }
 }
 
 impl Accept for NodeAccept {
-    fn decide(&self, hello: &Hello, caller: SocketAddr) -> Result<Welcome, Refusal> {
+    fn secrets(&self, hello: &Hello) -> &[Secret] {
+        self.keys.of(&hello.from)
+    }
+
+    fn decide(&self, hello: &Hello, caller: SocketAddr, _: Option<usize>) -> Result<Welcome, Refusal> {
         cluster_matches(&self.config, hello)?;
         let Endpoint::Node { from, to, .. } = hello.from else {
             let text = "this port is for the cluster's own nodes; clients use the port that the key 'clients' names";
@@ -230,22 +260,24 @@ impl Accept for NodeAccept {
             ring_bytes: 0,
             record_bytes_max: c.record_bytes_max,
             log_bytes: c.region_bytes as u64,
+            access: Access::Admin,
             path,
             path_reason,
             payload: vec![],
         })
     }
 
-    fn established(&self, hello: Hello, welcome: Welcome, link: TcpLink) {
+    fn established(&self, hello: Hello, welcome: Welcome, _: Option<usize>, link: TcpLink) {
         let Endpoint::Node { from, .. } = hello.from else { return };
         if let Some(peer) = self.callers.get(&from) {
             let link = Network::link(link, welcome.path);
+            self.connections.up(&self.agent, *peer);
             self.mail.send(Admission::Node { peer: *peer, link });
         }
     }
 
     fn refused(&self, from: SocketAddr, why: &str) {
-        (self.log)(&format!("node {}: refused {from}: {why}", self.id));
+        tracing::warn!(node = self.id, peer = %from, reason = why, "node {}: refused {from}: {why}", self.id);
     }
 }
 
@@ -256,7 +288,8 @@ struct GateAccept {
     counters: Option<Counters>,
     mail: MailSender<Admission<NodeLink>>,
     network: Network,
-    log: OperatorLog,
+    keys: Keyring,
+    is_closing: Arc<AtomicBool>,
 }
 
 /// The gates beside each shard's replicas: its nodes in the order of the configuration, the primary first.
@@ -279,9 +312,17 @@ pub(super) fn cluster_map(config: &Config) -> ClusterMap {
 }
 
 impl GateAccept {
-    fn new(config: &Config, door: &Door, counters: Option<Counters>, network: Network, log: OperatorLog) -> GateAccept {
+    fn new(
+        config: &Config,
+        door: &Door,
+        counters: Option<Counters>,
+        network: Network,
+        keys: &Keyring,
+        is_closing: Arc<AtomicBool>,
+    ) -> GateAccept {
         let map = cluster_map(config).encode();
-        GateAccept { config: config.clone(), map, counters, mail: door.mail.clone(), network, log }
+        let (config, mail, keys) = (config.clone(), door.mail.clone(), keys.clone());
+        GateAccept { config, map, counters, mail, network, keys, is_closing }
     }
 
     /// Clients connected now.
@@ -292,11 +333,18 @@ impl GateAccept {
 }
 
 impl Accept for GateAccept {
-    fn decide(&self, hello: &Hello, caller: SocketAddr) -> Result<Welcome, Refusal> {
+    fn secrets(&self, hello: &Hello) -> &[Secret] {
+        self.keys.of(&hello.from)
+    }
+
+    fn decide(&self, hello: &Hello, caller: SocketAddr, secret: Option<usize>) -> Result<Welcome, Refusal> {
         cluster_matches(&self.config, hello)?;
         if !matches!(hello.from, Endpoint::Client { .. }) {
             let text = "this port is for clients; nodes use the port that the key 'listen' names";
             return Err(Refusal::new(RefusalCode::Node, text));
+        }
+        if self.is_closing.load(Ordering::Relaxed) {
+            return Err(Refusal::new(RefusalCode::Busy, "the node is shutting down"));
         }
         let c = &self.config.cluster;
         if self.clients() >= c.clients_max.into() {
@@ -316,22 +364,24 @@ impl Accept for GateAccept {
             ring_bytes: most,
             record_bytes_max: c.record_bytes_max,
             log_bytes: 0,
+            access: self.keys.grant(secret).access,
             path,
             path_reason,
             payload: self.map.clone(),
         })
     }
 
-    fn established(&self, hello: Hello, welcome: Welcome, link: TcpLink) {
+    fn established(&self, hello: Hello, welcome: Welcome, secret: Option<usize>, link: TcpLink) {
         if let Endpoint::Client { session } = hello.from {
             let link = Network::link(link, welcome.path);
             let ring_bytes = hello.ring_bytes as usize;
-            self.mail.send(Admission::Client { session: ClientId(session), link, ring_bytes });
+            let grant = self.keys.grant(secret);
+            self.mail.send(Admission::Client { session: ClientId(session), link, ring_bytes, grant });
         }
     }
 
     fn refused(&self, from: SocketAddr, why: &str) {
-        (self.log)(&format!("clients: refused {from}: {why}"));
+        tracing::warn!(peer = %from, reason = why, "clients: refused {from}: {why}");
     }
 }
 
@@ -354,10 +404,12 @@ struct Line {
     loses_order: bool,
     address: String,
     hello: Hello,
+    secret: Option<Secret>,
     network: Network,
     peer: PeerId,
     mail: MailSender<Admission<NodeLink>>,
-    log: OperatorLog,
+    agent: String,
+    connections: Connections,
     failure: Arc<Mutex<Option<String>>>,
 }
 
@@ -366,8 +418,9 @@ impl Dialers {
         config: &Config,
         doors: &Doors,
         networks: &Networks,
+        keys: &Keyring,
+        connections: &Connections,
         heard: Receiver<Notice>,
-        log: &OperatorLog,
     ) -> Dialers {
         let failure = Arc::new(Mutex::new(None));
         let mut lost = HashMap::new();
@@ -377,25 +430,28 @@ impl Dialers {
             for call in calls(config, node) {
                 let (sender, receiver) = channel();
                 lost.insert((door.agent.clone(), call.to_peer), sender);
+                connections.expect(&door.agent, call.to_peer, *id, call.to.id);
                 let line = Line {
                     from: *id,
                     to: call.to.id,
                     loses_order: loses_order(config, call.to),
                     address: call.to.listen.clone().unwrap_or_default(),
                     hello: hello(config, *id, call.to.id, Ability::tcp()),
+                    secret: keys.cluster().cloned(),
                     network: networks.of(node),
                     peer: call.to_peer,
                     mail: door.mail.clone(),
-                    log: log.clone(),
+                    agent: door.agent.clone(),
+                    connections: connections.clone(),
                     failure: failure.clone(),
                 };
                 threads.push(std::thread::spawn(move || line.keep(&receiver)));
             }
         }
         let lost = Arc::new(Mutex::new(lost));
-        let (senders, log) = (lost.clone(), log.clone());
+        let (senders, connections) = (lost.clone(), connections.clone());
         // Ends when the last agent is gone, which in launch mode `invoked` may be after this.
-        std::thread::spawn(move || listen(&heard, &senders, &log));
+        std::thread::spawn(move || listen(&heard, &senders, &connections));
         Dialers { lost, threads, failure }
     }
 
@@ -415,11 +471,12 @@ impl Drop for Dialers {
 }
 
 /// Hears from the agents until the last is gone: lost connections go to their dialers, warnings to the operator.
-fn listen(heard: &Receiver<Notice>, lost: &Lost, log: &OperatorLog) {
+fn listen(heard: &Receiver<Notice>, lost: &Lost, connections: &Connections) {
     for notice in heard {
         match notice {
-            Notice::Warning { agent, text } => log(&format!("{agent}: {text}")),
-            Notice::PeerDown { agent, peer, .. } => {
+            Notice::Warning { agent, text } => tracing::warn!(agent, reason = text, "{agent}: {text}"),
+            Notice::PeerDown { agent, peer, reason } => {
+                connections.down(&agent, peer, &format!("the connection was lost ({reason:?})"));
                 let lost = lost.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(sender) = lost.get(&(agent, peer)) {
                     // The dialer may be gone already when the node stops.
@@ -453,16 +510,26 @@ impl Line {
                         self.from, self.to, self.address, welcome.path, welcome.path_reason
                     );
                     if said != text {
-                        (self.log)(&text);
+                        let (path, reason) = (welcome.path.to_string(), &welcome.path_reason);
+                        tracing::info!(
+                            node = self.from,
+                            peer = self.to,
+                            address = self.address,
+                            path,
+                            reason,
+                            "{text}"
+                        );
                         said = text;
                     }
                     let link = Network::link(link, welcome.path);
+                    self.connections.up(&self.agent, self.peer);
                     self.mail.send(Admission::Node { peer: self.peer, link });
                     let connected = Instant::now();
                     if lost.recv().is_err() {
                         return;
                     }
-                    (self.log)(&format!("node {}: lost node {} at {}", self.from, self.to, self.address));
+                    let (node, peer, address) = (self.from, self.to, &self.address);
+                    tracing::warn!(node, peer, address, "node {node}: lost node {peer} at {address}");
                     if connected.elapsed() > BACKOFF_MAX {
                         // It may be there again already: who waits for it waits for this.
                         pause = BACKOFF_MIN;
@@ -475,9 +542,10 @@ impl Line {
                         self.fail(text);
                         return;
                     }
+                    self.connections.down(&self.agent, self.peer, &error);
                     // Each reason is said once, not at every attempt.
                     if said != text {
-                        (self.log)(&text);
+                        tracing::warn!(node = self.from, peer = self.to, reason = error, "{text}");
                         said = text;
                     }
                 }
@@ -492,19 +560,21 @@ impl Line {
     fn call(&self) -> Result<(TcpLink, Welcome), (String, bool)> {
         let address = resolve(&self.address).map_err(|e| (e, false))?;
         let hello = Hello { ability: self.network.ability(address.ip()), ..self.hello.clone() };
-        dial(address, &hello, DIAL_TIME).map_err(|error| {
+        dial(address, &hello, self.secret.as_ref(), DIAL_TIME).map_err(|error| {
             let code = match &error {
                 DialError::Rejected(_, refusal) => Some(refusal.code),
                 DialError::Version(..) => Some(RefusalCode::Version),
                 _ => None,
             };
-            let mends_itself = matches!(code, None | Some(RefusalCode::Busy | RefusalCode::Other));
+            // Whoever has no secret can prove nothing: with one, a refusal must not be able to end this node.
+            let is_trusted = self.secret.is_none();
+            let mends_itself = !is_trusted || matches!(code, None | Some(RefusalCode::Busy | RefusalCode::Other));
             (error.to_string(), !mends_itself)
         })
     }
 
     fn fail(&self, text: String) {
-        (self.log)(&text);
+        tracing::error!(node = self.from, peer = self.to, "{text}");
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(text);
     }
 }

@@ -5,23 +5,29 @@
 
 mod assemble;
 mod connect;
+mod connections;
 mod networks;
+mod shutdown;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
-use antelog_core::config::{Config, Role};
+use antelog_core::access::Keyring;
+use antelog_core::config::{Config, NodeEntry, Role};
 use antelog_core::counters::Counters;
 use antelog_core::node::{Invoked, LaunchMode, Running};
 use antelog_net_tcp::ListenerHandle;
 
 pub use connect::Dialers;
+pub use connections::Connection;
 
+use assemble::Doors;
+use connections::Connections;
 use networks::Networks;
+use shutdown::Closer;
 
-/// Where lines for the operator go.
-pub type OperatorLog = Arc<dyn Fn(&str) + Send + Sync>;
+use crate::watch::Observed;
 
 /// Which of the configuration's nodes run here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +44,8 @@ pub struct Cluster {
     dialers: Option<Dialers>,
     listeners: Vec<ListenerHandle>,
     clients: Vec<String>,
-    counters: Vec<Counters>,
+    observed: Observed,
+    closer: Closer,
     networks: Networks,
     config: Config,
 }
@@ -49,11 +56,11 @@ impl Cluster {
     ///
     /// # Errors
     /// One line: what was tried, on what, and what to do.
-    pub fn start(config: Config, nodes: Nodes, log: OperatorLog) -> Result<Cluster, String> {
+    pub fn start(config: Config, nodes: Nodes) -> Result<Cluster, String> {
         if config.launch.mode == LaunchMode::Invoked {
             return Err("launch.mode = \"invoked\" is for programs that drive the agents: use Cluster::invoked".into());
         }
-        Cluster::set_up(config, nodes, log).map(|(cluster, _)| cluster)
+        Cluster::set_up(config, nodes).map(|(cluster, _)| cluster)
     }
 
     /// Starts nodes whose agents the caller drives on its own thread, by calling [`Invoked::step`] again and again: launch
@@ -61,12 +68,12 @@ impl Cluster {
     ///
     /// # Errors
     /// As [`start`](Self::start).
-    pub fn invoked(mut config: Config, nodes: Nodes, log: OperatorLog) -> Result<(Cluster, Invoked), String> {
+    pub fn invoked(mut config: Config, nodes: Nodes) -> Result<(Cluster, Invoked), String> {
         config.launch.mode = LaunchMode::Invoked;
-        Cluster::set_up(config, nodes, log)
+        Cluster::set_up(config, nodes)
     }
 
-    fn set_up(mut config: Config, nodes: Nodes, log: OperatorLog) -> Result<(Cluster, Invoked), String> {
+    fn set_up(mut config: Config, nodes: Nodes) -> Result<(Cluster, Invoked), String> {
         let local: BTreeSet<u16> = match nodes {
             Nodes::All => config.nodes.iter().map(|n| n.id).collect(),
             Nodes::One(id) if config.node(id).is_some() => BTreeSet::from([id]),
@@ -75,23 +82,29 @@ impl Cluster {
                 return Err(format!("the configuration has no node {id}; it has {}", known.join(", ")));
             }
         };
+        let here = |n: &&NodeEntry| local.contains(&n.id);
+        let keys = Keyring::load(&config, config.nodes.iter().filter(here).any(|n| serves_clients(n.role)))?;
         let ports = connect::bind(&mut config, &local)?;
         let clients = ports.clients.iter().map(|l| l.local_addr().to_string()).collect();
         let (notices, heard) = channel();
-        let networks = Networks::choose(&config, &local, &log)?;
+        let networks = Networks::choose(&config, &local)?;
         let assembly = assemble::assemble(&config, &local, &networks, &notices)?;
         // The notices end when the last agent is gone.
         drop(notices);
         let invoked = Invoked::build_in_turns(assembly.invoked, assembly.invoked_turns)?;
         let running = antelog_core::node::launch(assembly.threads).map_err(|e| e.to_string())?;
-        let listeners = connect::serve(ports, &config, &assembly.doors, &networks, &log)?;
-        let dialers = Dialers::start(&config, &assembly.doors, &networks, heard, &log);
+        let (connections, doors) = (Connections::default(), &assembly.doors);
+        let closer = Closer { gate: doors.gate.as_ref().map(|door| door.mail.clone()), is_closing: Arc::default() };
+        let listeners = connect::serve(ports, &config, doors, &networks, &keys, &connections, &closer.is_closing)?;
+        let dialers = Dialers::start(&config, doors, &networks, &keys, &connections, heard);
+        let observed = observe(&config, doors, assembly.counters, connections);
         let cluster = Cluster {
             running: Some(running),
             dialers: Some(dialers),
             listeners,
             clients,
-            counters: assembly.counters,
+            observed,
+            closer,
             networks,
             config,
         };
@@ -111,18 +124,12 @@ impl Cluster {
     /// All counters of the nodes here, as (`agent.name`, value). Those of a replica that leads its shard are there a second
     /// time as the shard's.
     pub fn counters(&self) -> Vec<(String, u64)> {
-        let mut all: Vec<(String, u64)> = self.counters.iter().flat_map(Counters::snapshot).collect();
-        let leads = |(name, value): &(String, u64)| match name.strip_suffix(".is_primary") {
-            Some(replica) if *value == 1 => Some(replica.to_owned()),
-            _ => None,
-        };
-        for replica in all.iter().filter_map(leads).collect::<Vec<_>>() {
-            let Some(shard) = replica.strip_prefix("replica-").and_then(|r| r.split('-').next()) else { continue };
-            let own = all.iter().filter_map(|(name, value)| Some((name.strip_prefix(&replica)?, value)));
-            let of_shard: Vec<_> = own.map(|(name, value)| (format!("shard-{shard}{name}"), *value)).collect();
-            all.extend(of_shard);
-        }
-        all
+        self.observed.counters()
+    }
+
+    /// What can be watched of the nodes here, from any thread.
+    pub fn observed(&self) -> &Observed {
+        &self.observed
     }
 
     /// Sum of one counter over all agents whose name begins with `agent`.
@@ -150,7 +157,7 @@ impl Cluster {
         format!("{} + {}", launch.mode, launch.idle)
     }
 
-    /// Stops the nodes and waits for them.
+    /// Stops the nodes at once and waits for their threads. [`close`](Self::close) is the polite way.
     pub fn stop(mut self) -> Option<String> {
         self.shut_down()
     }
@@ -168,6 +175,17 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         self.shut_down();
     }
+}
+
+/// What can be watched: every agent's counters under its node, the gate's under the first replica's here.
+fn observe(config: &Config, doors: &Doors, counters: Vec<Counters>, connections: Connections) -> Observed {
+    let node_of = |agent: &str| {
+        let own = doors.nodes.iter().find(|(_, door)| door.agent == agent);
+        let serving = || doors.nodes.keys().find(|id| config.node(**id).is_some_and(|n| serves_clients(n.role)));
+        own.map(|(id, _)| id).or_else(serving).copied().unwrap_or_default()
+    };
+    let agents = counters.into_iter().map(|counters| (node_of(counters.agent()), counters)).collect();
+    Observed::new(config, agents, Arc::new(move || connections.list()))
 }
 
 /// Whether a node serves clients.

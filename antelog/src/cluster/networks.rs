@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use antelog_core::config::{Config, NodeEntry, Role, resolve};
 use antelog_net_rdma::health::Health;
 
-use super::OperatorLog;
 use crate::network::{Network, NetworkOptions};
 
 /// See the module's text.
@@ -20,9 +20,9 @@ impl Networks {
     ///
     /// # Errors
     /// A node insists on RDMA and cannot have it, or names a device that does not exist.
-    pub(super) fn choose(config: &Config, local: &BTreeSet<u16>, log: &OperatorLog) -> Result<Networks, String> {
+    pub(super) fn choose(config: &Config, local: &BTreeSet<u16>) -> Result<Networks, String> {
         let mut nodes = BTreeMap::new();
-        let health = Health::new(log.clone());
+        let health = Health::new(Arc::new(|line: &str| tracing::warn!("{line}")));
         for node in config.nodes.iter().filter(|node| local.contains(&node.id)) {
             let options = NetworkOptions {
                 wish: node.transport.unwrap_or(config.launch.transport),

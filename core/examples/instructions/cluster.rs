@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
+use antelog_core::access::Grant;
 use antelog_core::channel::mirror::{CONTROL_BYTES, Mirror};
 use antelog_core::channel::spsc;
 use antelog_core::client::session::{Dialed, Dialer, Session, SessionOptions};
@@ -62,7 +63,12 @@ impl Dialer<Link> for Door {
             ordering: "fixed".into(),
         };
         let (ours, theirs) = self.link.take().expect("the gate is dialled once");
-        self.gate.send(Admission::Client { session: self.client, link: theirs, ring_bytes: RING_BYTES });
+        self.gate.send(Admission::Client {
+            session: self.client,
+            link: theirs,
+            ring_bytes: RING_BYTES,
+            grant: Grant::default(),
+        });
         self.answers.push_back(Dialed { address: address.to_owned(), result: Ok((ours, map, RING_BYTES, 1)) });
     }
 
@@ -89,6 +95,10 @@ impl SessionHandler for Counts {
     fn on_refused(&mut self, shard: ShardId, seq: u64, refusal: Refusal) {
         panic!("shard {shard} refused {seq}: {refusal}");
     }
+    fn on_unknown(&mut self, shard: ShardId, seq: u64) {
+        panic!("append {seq} to shard {shard} is unknown");
+    }
+
     fn on_event(&mut self, _: SubscriptionId, event: Event<Record>) {
         match event {
             Event::Deliver { record, .. } => {
@@ -97,6 +107,7 @@ impl SessionHandler for Counts {
             }
             Event::Confirm { upto } => self.confirmed = upto,
             Event::Fail { from } => panic!("failed from {from} on"),
+            Event::Unavailable { from, .. } => panic!("{from} is unavailable"),
         }
     }
     fn on_trimmed(&mut self, _: SubscriptionId, head: Position) {

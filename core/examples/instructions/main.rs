@@ -11,7 +11,7 @@ mod memory;
 
 use std::process::ExitCode;
 
-use antelog_protocol::client::{Event, Merge, Scope, Slots};
+use antelog_protocol::client::{Content, Event, Merge, Scope, Slots};
 use antelog_protocol::ledger::Ledger;
 use antelog_protocol::sequencer::{MemberConfig, Sequencer, SequencerConfig, SequencerOut};
 use antelog_protocol::shard::{Append, Shard, ShardConfig, ShardOut};
@@ -147,13 +147,15 @@ fn protocol(records: u64) {
         }
         assert!(shards[shard].deliverable() > Lsn(seq));
         let position = ledger.position(ids[shard], Lsn(seq)).expect("granted");
-        let slots = Slots { shard: ids[shard], lsn: Lsn(seq), position, count: 1, view: 0, record: Some(number) };
+        let slots =
+            Slots { shard: ids[shard], lsn: Lsn(seq), position, count: 1, view: 0, content: Content::Record(number) };
         merge.on_slots(&ledger, slots).expect("no contradiction");
         while let Some(event) = merge.poll(&ledger).expect("no contradiction") {
             match event {
                 Event::Deliver { .. } => delivered += 1,
                 Event::Confirm { upto } => confirmed = upto,
                 Event::Fail { from } => panic!("failed from {from} on"),
+                Event::Unavailable { from, .. } => panic!("{from} is unavailable"),
             }
         }
     }

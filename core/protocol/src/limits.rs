@@ -12,6 +12,13 @@ pub const REPLICAS_MAX: usize = 8;
 /// Most slots one shard may contribute to one cut.
 pub const QUOTA_MAX: u32 = 1 << 20;
 
+/// No honest position, lsn, index or window reaches this: at ten million slots a second it takes 57 years. What is larger is
+/// refused where it is read, so that arithmetic with what was read does not overflow.
+pub const NUMBER_MAX: u64 = 1 << 54;
+
+/// Most cuts one grant opens: 500 years of the shortest tick, and few enough that sums of grants do not overflow.
+pub const GRANT_CUTS_MAX: u64 = 1 << 44;
+
 /// Most cuts in one window.
 pub const WINDOW_CUTS_MAX: u32 = 1 << 20;
 

@@ -222,6 +222,8 @@ pub enum Refusal {
         /// A shard that does.
         instead: ShardId,
     },
+    /// The client's secret lets it read only.
+    Forbidden,
 }
 
 impl fmt::Display for Refusal {
@@ -246,6 +248,9 @@ impl fmt::Display for Refusal {
                 "the shard takes no appends at present (it is grounded, leaving or standing by); append to shard \
                  {instead} instead"
             ),
+            Refusal::Forbidden => {
+                write!(f, "this client's secret lets it read only; an append needs that of the role append or admin")
+            }
         }
     }
 }
@@ -283,6 +288,8 @@ pub enum ChangeError {
     UnknownShard(ShardId),
     /// Without it no shard would take appends.
     LastShard(ShardId),
+    /// The client's secret does not let it change anything.
+    Forbidden,
 }
 
 impl fmt::Display for ChangeError {
@@ -293,6 +300,9 @@ impl fmt::Display for ChangeError {
             }
             ChangeError::LastShard(shard) => {
                 write!(f, "shard {shard} cannot leave: no other shard would take appends; add one first")
+            }
+            ChangeError::Forbidden => {
+                write!(f, "this client's secret does not let it change the cluster; that needs the role admin")
             }
         }
     }

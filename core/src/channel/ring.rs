@@ -189,6 +189,12 @@ impl Ring {
         self.announced != self.pushed
     }
 
+    /// Whether the peer reported that it consumed everything pushed. It reports lazily, unless it calls
+    /// [`credit_all`](Self::credit_all).
+    pub fn is_consumed(&self) -> bool {
+        self.read_credit().is_ok_and(|credited| credited == self.pushed)
+    }
+
     /// Stages one message, the concatenation of `parts`.
     ///
     /// # Errors

@@ -93,6 +93,8 @@ pub trait SessionHandler {
     fn on_connection(&mut self, address: &str, error: Option<&str>);
     /// A subscription ended: the cluster has no such shard. Known once the cluster's map is.
     fn on_unknown_shard(&mut self, _subscription: SubscriptionId, _shard: ShardId) {}
+    /// A subscription ended: the client has as many as its limit of so many allows.
+    fn on_crowded(&mut self, _subscription: SubscriptionId, _subscriptions_max: u32) {}
     /// Whether the subscription's next event can be taken now. While it is false nothing is handed out, the stream's
     /// credit runs out, and the log stops sending; other subscriptions are not affected. Asked again every duty cycle.
     fn ready(&mut self, _subscription: SubscriptionId) -> bool {

@@ -4,8 +4,9 @@
 //! stream at one gate, merges what shards deliver, and redirects reads. All of it happens in [`Session::duty_cycle`]; calls
 //! in between only take note and stage. Nothing here blocks, sleeps or reads a clock.
 //!
-//! * `gate` — a connection and its ring; * `routes` — which gate serves a shard; * `watch` — silence; * `appends`, `streams`, `order`, `questions` — one module for each kind of
-//!   traffic; they know nothing of connections but "began" and "ended".
+//! * `gate` — a connection and its ring; * `routes` — which gate serves a shard; * `watch` — silence;
+//! * `appends`, `streams`, `order`, `questions` — one module for each kind of traffic; they know nothing of connections but
+//!   "began" and "ended".
 //!
 //! **Gates are not trusted.** Every number is checked before it is used; a gate that contradicts itself, the ledger or the
 //! protocol is fenced, reported through [`SessionHandler::on_connection`], and tried again after a pause.
@@ -140,7 +141,8 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
     }
 
     /// Appends a record to a shard and returns its number; exactly one `on_acknowledged`, `on_refused` or `on_unknown` with
-    /// that number follows, through any number of reconnects and whichever replica is the primary. Published by the next duty cycle.
+    /// that number follows, through any number of reconnects and whichever replica is the primary. Published by the next
+    /// duty cycle.
     ///
     /// # Errors
     /// [`AppendError`]; nothing was sent then.
@@ -186,6 +188,17 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
         self.streams.subscribe(scope, from)
     }
 
+    /// A shard that an owner may append to instead of one that is lost: one that is not lost and takes appends, as far as
+    /// the session knows; different sessions are told different ones.
+    pub fn another_shard(&self, than: ShardId) -> Option<ShardId> {
+        let ledger = self.order.ledger();
+        let is_open = |shard: &ShardId| ledger.open(*shard).unwrap_or(ledger.members().is_empty());
+        let mut others = self.routes.shards();
+        others.retain(|shard| *shard != than && !self.routes.is_lost(*shard) && is_open(shard));
+        let nth = (self.options.client.0 % others.len().max(1) as u128) as usize;
+        others.get(nth).copied()
+    }
+
     /// Ends a subscription; nothing is reported for it any more. An ended one is ignored.
     pub fn unsubscribe(&mut self, id: SubscriptionId) {
         self.streams.unsubscribe(id);
@@ -207,8 +220,8 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
     /// Asks what became of an append that this session or another made to a shard; `on_outcome` follows, after the shard's
     /// return if it is lost.
     ///
-    /// For what `on_unknown` said of this session's own appends. Numbers of appends that are not in the log are used again by
-    /// their session: another one may ask only about a session that appends no more.
+    /// For what `on_unknown` said of this session's own appends. Numbers of appends that are not in the log are used again
+    /// by their session: another one may ask only about a session that appends no more.
     pub fn outcome(&mut self, token: u64, shard: ShardId, client: ClientId, seq: u64) {
         self.questions.outcome(token, shard, client, seq);
         self.timer_ns = 0;
@@ -352,6 +365,10 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
         if work > 0 {
             self.gates[index].output = true;
         }
+        if heard.is_closing {
+            self.gates[index].closing = true;
+            handler.on_connection(&self.gates[index].address, Some("the node is shutting down"));
+        }
         if heard.not_here {
             self.doubt();
         }
@@ -413,6 +430,8 @@ struct Parts<'a> {
 struct Heard {
     /// It does not serve what was asked of it: where it is served has to be learned.
     not_here: bool,
+    /// It is about to end.
+    is_closing: bool,
 }
 
 impl Parts<'_> {
@@ -479,6 +498,10 @@ impl Parts<'_> {
                 }
             }
             Reply::Trimmed { stream, head } => self.streams.on_trimmed(stream, head, handler),
+            Reply::Closing => self.heard.is_closing = true,
+            Reply::Crowded { stream, subscriptions_max } => {
+                self.streams.on_crowded(stream, subscriptions_max, handler);
+            }
             Reply::NotHere { stream } => {
                 self.streams.on_not_here(gate, stream, until);
                 self.heard.not_here = true;

@@ -44,6 +44,10 @@ fn a_good_file_is_read_and_printed_in_full_and_reads_back_the_same() {
     let config = Config::parse(GOOD, &[]).unwrap();
     assert_eq!((config.cluster.tick_us, config.cluster.window_cuts, config.shards[0].quota), (500, 100, 4));
     assert_eq!(Config::parse(&config.to_string(), &[]), Ok(config));
+    let odd = ["cluster.name='a \"b\" \u{fe0f}'".to_owned(), "launch.rdma_device=\"x\\u0000\\ny\"".to_owned()];
+    let odd = Config::parse(GOOD, &odd).unwrap();
+    assert_eq!(odd.launch.rdma_device.as_deref(), Some("x\0\ny"));
+    assert_eq!(Config::parse(&odd.to_string(), &[]), Ok(odd));
     let slow = Config::parse(&GOOD.replace("quota = 4", "quota = 4\nreport_delay_us = 5000"), &[]).unwrap();
     assert_eq!(slow.shards[0].report_delay_us, 5000);
     assert_eq!(Config::parse(&slow.to_string(), &[]), Ok(slow));

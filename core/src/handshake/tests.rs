@@ -12,6 +12,7 @@ fn hello() -> Hello {
         ring_bytes: 0,
         log_bytes: 1 << 30,
         ability: Ability { wish: Wish::Auto, rdma: Err("it has no device".into()) },
+        nonce: Some([3; 32]),
     }
 }
 
@@ -21,6 +22,7 @@ fn welcome() -> Welcome {
         ring_bytes: 1 << 20,
         record_bytes_max: 4096,
         log_bytes: 1 << 30,
+        access: Access::Append,
         path: Path::Rdma,
         path_reason: "both can".into(),
         payload: vec![7; 100],
@@ -50,7 +52,11 @@ fn every_prefix_and_every_extension_is_an_error() {
         assert!(Hello::decode(&bytes[HELLO_HEADER_BYTES..][..len.min(bytes.len() - HELLO_HEADER_BYTES - 1)]).is_err());
     }
     assert_eq!(Hello::decode(&[&bytes[HELLO_HEADER_BYTES..], b"x"].concat()), Err(HandshakeError::Trailing(1)));
-    for answer in [Answer::Welcome(welcome()), Answer::Refusal(Refusal::new(RefusalCode::Busy, "full house"))] {
+    for answer in [
+        Answer::Welcome(welcome()),
+        Answer::Challenge([9; 32]),
+        Answer::Refusal(Refusal::new(RefusalCode::Busy, "full house")),
+    ] {
         let bytes = answer.encode().unwrap();
         assert_eq!(read_answer(&bytes), Ok(answer));
         for len in 0..bytes.len() {
@@ -67,8 +73,8 @@ fn errors_say_what_was_expected_and_what_came() {
     let mut bytes = hello().encode().unwrap();
     bytes[8] = 7;
     let error = read_hello(&bytes).unwrap_err();
-    assert_eq!(error.to_string(), "expected protocol version 2, got version 7");
-    assert_eq!(Refusal::from_error(&error).text, "it speaks protocol version 2, this side 7");
+    assert_eq!(error.to_string(), "expected protocol version 3, got version 7");
+    assert_eq!(Refusal::from_error(&error).text, "it speaks protocol version 3, this side 7");
     let mut bytes = hello().encode().unwrap();
     bytes[11] = 0xff;
     assert!(read_hello(&bytes).unwrap_err().to_string().starts_with("expected at most 1024 bytes of hello, got 65"));
@@ -78,6 +84,13 @@ fn errors_say_what_was_expected_and_what_came() {
     bytes[13] = b'z';
     bytes[16] = 9;
     assert_eq!(read_hello(&bytes).unwrap_err().to_string(), "expected a known endpoint's kind, got 9");
+    // What goes into a log must not be able to make lines of its own there.
+    let mut bytes = hello().encode().unwrap();
+    bytes[13] = b'\n';
+    assert_eq!(read_hello(&bytes), Err(HandshakeError::Text("the cluster name")));
+    assert_eq!(Refusal::new(RefusalCode::Other, "two\nlines\x1b[2J").text, "two lines [2J");
+    let lines = Hello { ability: Ability { wish: Wish::Tcp, rdma: Err("two\nlines".into()) }, ..hello() };
+    assert_eq!(read_hello(&lines.encode().unwrap()).unwrap().ability.rdma, Err("two lines".into()));
     let long = Hello { cluster: "x".repeat(65), ..hello() };
     assert_eq!(long.encode().unwrap_err().to_string(), "expected at most 64 bytes of cluster name, got 65");
     let large = Answer::Welcome(Welcome { payload: vec![0; PAYLOAD_BYTES_MAX + 1], ..welcome() });
@@ -124,7 +137,8 @@ proptest! {
         let wish = [Wish::Auto, Wish::Rdma, Wish::Tcp][(session % 3) as usize];
         let rdma = if session % 2 == 0 { Ok(()) } else { Err(cluster.clone()) };
         let ability = Ability { wish, rdma };
-        let hello = Hello { cluster, from, record_bytes_max, ring_bytes, log_bytes, ability };
+        let nonce = (session % 5 < 2).then_some([session as u8; 32]);
+        let hello = Hello { cluster, from, record_bytes_max, ring_bytes, log_bytes, ability, nonce };
         prop_assert_eq!(read_hello(&hello.encode().unwrap()), Ok(hello));
     }
 

@@ -426,6 +426,7 @@ mod tests {
             Refusal::Failed,
             Refusal::Closed { instead: ShardId(700) },
             Refusal::OldView { view: 9 },
+            Refusal::Forbidden,
         ] {
             let connection = 0xAABB_CCDD;
             let said = ToGate::Refused { client, connection, seq: 7, refusal };

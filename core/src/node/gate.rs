@@ -5,9 +5,10 @@
 //! ring or its stream's credit is used up, and delays nobody else.
 
 mod client;
+mod pace;
 mod stream;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -31,8 +32,6 @@ use crate::transport::{Event, PeerId, RegionKey, Transport};
 const RELAY_ENTRIES_MAX: usize = 4096;
 /// Bytes of order entries kept to relay.
 const RELAY_BYTES_MAX: usize = 1 << 20;
-/// Questions for the tail of one client that wait at a time.
-const TAILS_MAX: usize = 64;
 
 /// Run-time options of a gate.
 #[derive(Clone, Debug)]
@@ -91,6 +90,10 @@ struct GateCounters {
     appends: Counter,
     delivered: Counter,
     pushed_back: Counter,
+    held_back: Counter,
+    forbidden: Counter,
+    /// Of each shard: whether it takes appends, as far as the order stream says.
+    open: Vec<(ShardId, Counter)>,
 }
 
 /// What all clients of a gate share.
@@ -109,6 +112,12 @@ struct Common {
     next_tail_token: u64,
     /// A request did not fit into a port's queue: the port, and the bytes it needs.
     queue_full: Option<(usize, usize)>,
+    /// The time of this cycle.
+    now_ns: u64,
+    /// When the first append that came too early may be taken.
+    paced_ns: Option<u64>,
+    /// No more requests are taken.
+    closing: bool,
     counters: GateCounters,
 }
 
@@ -141,6 +150,26 @@ impl Common {
         }
     }
 
+    /// Puts a question to a port's replica; false when its queue has no room now.
+    fn ask(&mut self, port: usize, question: &[u8]) -> bool {
+        let asked = self.ports[port].requests.push(&[question]).is_ok();
+        if !asked {
+            self.queue_full = Some((port, question.len()));
+        }
+        asked
+    }
+
+    /// Asks for the tail on behalf of a client; false when there is no room now.
+    fn ask_tail(&mut self, client: ClientId, client_token: u64) -> bool {
+        let token = self.next_tail_token;
+        if !self.ask(0, &bus::read_index(token)) {
+            return false;
+        }
+        self.tails.push_back(TailQuestion { token, client, client_token, index: None });
+        self.next_tail_token += 1;
+        true
+    }
+
     /// A number that no connection and no attempt has had.
     fn next_connection(&mut self) -> u32 {
         self.connections = self.connections.wrapping_add(1);
@@ -160,6 +189,8 @@ pub struct GateAgent<T: Transport> {
     events: Box<[Event]>,
     /// Some client could not send or go on for want of room: look at all of them in the next cycle.
     again: bool,
+    /// Who waits until everything begun is finished.
+    closing: Option<Sender<()>>,
 }
 
 impl<T: Transport> GateAgent<T> {
@@ -174,6 +205,9 @@ impl<T: Transport> GateAgent<T> {
             appends: parts.counters.register("appends"),
             delivered: parts.counters.register("records_delivered"),
             pushed_back: parts.counters.register("pushed_back"),
+            held_back: parts.counters.register("held_back"),
+            forbidden: parts.counters.register("forbidden"),
+            open: open_counters(&parts),
         };
         let common = Common {
             serving: vec![None; parts.ports.len()],
@@ -185,6 +219,9 @@ impl<T: Transport> GateAgent<T> {
             tails: VecDeque::new(),
             next_tail_token: 0,
             queue_full: None,
+            now_ns: 0,
+            paced_ns: None,
+            closing: false,
             counters,
             config: parts.config,
         };
@@ -198,6 +235,7 @@ impl<T: Transport> GateAgent<T> {
             notices: parts.notices,
             events: vec![Event::Notified { peer: PeerId(0), value: 0 }; 64].into_boxed_slice(),
             again: false,
+            closing: None,
         }
     }
 
@@ -208,7 +246,14 @@ impl<T: Transport> GateAgent<T> {
 
     fn admit(&mut self) -> usize {
         let Some(mail) = self.mailbox.take() else { return 0 };
-        let Admission::Client { session, link, ring_bytes } = mail else { return 1 };
+        let (session, link, ring_bytes, grant) = match mail {
+            Admission::Client { session, link, ring_bytes, grant } => (session, link, ring_bytes, grant),
+            Admission::Close { done } => {
+                self.close(done);
+                return 1;
+            }
+            Admission::Node { .. } => return 1,
+        };
         if let Some(old) = self.sessions.get(&session).copied() {
             // The client knows that its old connection is dead before we do.
             self.drop_client(old);
@@ -228,7 +273,8 @@ impl<T: Transport> GateAgent<T> {
         let ring = Ring::new(memory.incoming.clone(), memory.staging.clone(), memory.staging_key, capacity, ring_bytes);
         self.transport.admit(PeerId(slot as u16), link, std::slice::from_ref(&memory.incoming));
         let identity = (session, self.common.next_connection());
-        self.clients[slot] = Some(Box::new(Client::new(identity, ring, &self.common.config, self.common.ports.len())));
+        let client = Client::new(identity, grant, ring, &self.common.config, self.common.ports.len());
+        self.clients[slot] = Some(Box::new(client));
         self.sessions.insert(session, slot);
         self.common.counters.clients.set(self.sessions.len() as u64);
         1
@@ -246,6 +292,24 @@ impl<T: Transport> GateAgent<T> {
             self.memory[slot] = Some(SlotMemory { incoming, staging, staging_key });
         }
         Ok(())
+    }
+
+    /// Tells every client that this gate is about to end.
+    fn close(&mut self, done: Sender<()>) {
+        self.common.closing = true;
+        self.clients.iter_mut().flatten().for_each(|client| client.reply(Answer::Closing));
+        self.closing = Some(done);
+    }
+
+    /// Says that everything begun is finished, once it is.
+    fn look_whether_closed(&mut self) {
+        if self.closing.is_some()
+            && self.clients.iter().flatten().all(|client| client.is_settled())
+            && let Some(done) = self.closing.take()
+        {
+            // Whoever waited may have lost patience.
+            let _ = done.send(());
+        }
     }
 
     fn drop_client(&mut self, slot: usize) {
@@ -276,7 +340,7 @@ impl<T: Transport> GateAgent<T> {
 
     /// Takes what shards say: answers go to their clients, order entries to the ledger and the relay.
     fn take_answers(&mut self) -> usize {
-        let (mut count, mut last) = (0, 0);
+        let (mut count, mut last, mut changed) = (0, 0, false);
         for port in 0..self.common.ports.len() {
             let shard = self.common.ports[port].shard;
             while let Some(bytes) = self.common.ports[port].answers.peek() {
@@ -293,7 +357,7 @@ impl<T: Transport> GateAgent<T> {
                         }
                     }
                     ToGate::Order { index, entry } if port == 0 => {
-                        follow(&mut self.common.ledger, &mut self.common.relay, index, entry);
+                        changed |= follow(&mut self.common.ledger, &mut self.common.relay, index, entry);
                     }
                     ToGate::Order { .. } => {}
                     ToGate::Snapshot { index, base, view, .. } => {
@@ -302,6 +366,7 @@ impl<T: Transport> GateAgent<T> {
                     }
                     ToGate::SnapshotEntry { entry } => {
                         let applied = OrderEntry::decode(entry).map(|e| self.common.ledger.apply_snapshot(&e));
+                        changed = true;
                         if !matches!(applied, Ok(Ok(_))) {
                             panic!("gate: a snapshot that its replica took cannot be applied: {applied:?}");
                         }
@@ -324,6 +389,11 @@ impl<T: Transport> GateAgent<T> {
                     }
                 }
                 self.common.ports[port].answers.consume();
+            }
+        }
+        if changed {
+            for (shard, open) in &self.common.counters.open {
+                open.set(takes_appends(&self.common.ledger, *shard).into());
             }
         }
         count + self.answer_tails()
@@ -361,7 +431,7 @@ impl<T: Transport> GateAgent<T> {
 
     fn serve_clients(&mut self) -> usize {
         let mut work = 0;
-        (self.again, self.common.queue_full) = (false, None);
+        (self.again, self.common.queue_full, self.common.paced_ns) = (false, None, None);
         for slot in 0..self.clients.len() {
             let Some(client) = self.clients[slot].as_deref_mut() else { continue };
             let peer = PeerId(slot as u16);
@@ -399,12 +469,25 @@ fn client_of<'a>(
     clients[*last].as_deref_mut()
 }
 
-fn follow(ledger: &mut Ledger, relay: &mut OrderLog, index: u64, entry: &[u8]) {
+/// The counters that say which shards take appends; several ports may be one shard's.
+fn open_counters<L>(parts: &GateParts<L>) -> Vec<(ShardId, Counter)> {
+    let shards: BTreeSet<ShardId> = parts.ports.iter().map(|port| port.shard).collect();
+    shards.into_iter().map(|shard| (shard, parts.counters.register(&format!("shard-{shard}.open")))).collect()
+}
+
+/// Whether a shard is open in the newest window and somebody leads it.
+fn takes_appends(ledger: &Ledger, shard: ShardId) -> bool {
+    ledger.open(shard) == Some(true) && ledger.membership(shard).is_some_and(|m| !m.has_failed())
+}
+
+/// Applies an order entry and keeps it to relay. True: more than the bound positions changed.
+fn follow(ledger: &mut Ledger, relay: &mut OrderLog, index: u64, entry: &[u8]) -> bool {
     let applied = OrderEntry::decode(entry).map(|decoded| ledger.apply(index, &decoded));
     match applied {
-        Ok(Ok(Applied::Again)) => {}
-        Ok(Ok(_)) => {
+        Ok(Ok(Applied::Again)) => false,
+        Ok(Ok(applied)) => {
             relay.append(entry);
+            applied != Applied::Bound
         }
         Ok(Err(contradiction)) => panic!("gate: {contradiction}"),
         Err(error) => panic!("gate: the order stream holds no entry: {error}"),
@@ -416,20 +499,22 @@ impl<T: Transport> Agent for GateAgent<T> {
         "gate"
     }
 
-    fn duty_cycle(&mut self, _now_ns: u64) -> usize {
+    fn duty_cycle(&mut self, now_ns: u64) -> usize {
+        self.common.now_ns = now_ns;
         let mut work = self.take_events();
         work += self.admit();
         work += self.take_answers();
         work += self.look_at_progress();
         if work > 0 || self.again {
             work += self.serve_clients();
+            self.look_whether_closed();
         }
         self.transport.flush();
         work
     }
 
     fn deadline_ns(&self) -> Option<u64> {
-        None
+        self.common.paced_ns
     }
 
     fn wait_fds(&self, fds: &mut Vec<RawFd>) {

@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use antelog_protocol::ClientId;
 
 use super::idle::Waker;
+use crate::access::Grant;
 use crate::transport::{DownReason, PeerId};
 
 /// A connection that passed its hand-shake, for the agent that owns the transport.
@@ -27,6 +28,13 @@ pub enum Admission<L> {
         link: L,
         /// Capacity of the ring it receives in, in bytes.
         ring_bytes: usize,
+        /// What it may do.
+        grant: Grant,
+    },
+    /// The gate is to end: it tells its clients, takes no more requests, and finishes what it has begun.
+    Close {
+        /// Gets a word when that is done, which may be never.
+        done: Sender<()>,
     },
 }
 

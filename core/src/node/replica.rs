@@ -124,6 +124,7 @@ struct ReplicaCounters {
     leader: LeaderCounters,
     verified: Counter,
     is_primary: Counter,
+    is_member: Counter,
     epoch: Counter,
     promotions: Counter,
     demotions: Counter,
@@ -145,6 +146,7 @@ impl<T: Transport> ReplicaAgent<T> {
             leader: LeaderCounters::new(&parts.counters),
             verified: parts.counters.register("verified_lsn"),
             is_primary: parts.counters.register("is_primary"),
+            is_member: parts.counters.register("is_member"),
             epoch: parts.counters.register("epoch"),
             promotions: parts.counters.register("promotions"),
             demotions: parts.counters.register("demotions"),
@@ -312,6 +314,7 @@ impl<T: Transport> ReplicaAgent<T> {
             Some(Life::Leading(_)) => self.report_as_leader(now_ns),
             Some(Life::Following(follower) | Life::Fencing(follower, _)) => {
                 let m = follower.ledger.membership(self.shard);
+                self.counters.is_member.set(m.is_some_and(|m| m.holds(self.own)).into());
                 self.report = Report {
                     shard: self.shard,
                     replica: self.own.number,

@@ -19,6 +19,7 @@ use super::probes::Probes;
 use super::queue::What;
 use super::rng::Rng;
 use super::trace::Kind;
+use crate::access::Grant;
 use crate::node::Waker;
 use crate::node::mailbox::{Admission, Notice};
 
@@ -175,7 +176,7 @@ impl<O: Overlay> Machine<O> {
                 let call = &mut calls.calls[call];
                 let (Some(link), Some(gate)) = (call.end.take(), self.gate_at(&call.address)) else { return };
                 let (session, ring_bytes) = (call.client, call.ring_bytes);
-                self.cluster.mails[gate].send(Admission::Client { session, link, ring_bytes });
+                self.cluster.mails[gate].send(Admission::Client { session, link, ring_bytes, grant: Grant::default() });
             }
             What::Fault { kind } => self.lose_a_link(now_ns, kind),
             What::LeaderFault => self.harm_the_leader(now_ns),

@@ -6,6 +6,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use antelog_core::access::{Access, Secret};
 use antelog_core::handshake::{Endpoint, Hello, Refusal, RefusalCode, Welcome};
 use antelog_core::path::{Ability, Path};
 use antelog_net_tcp::{Accept, Listener, ListenerHandle, TcpLink, dial};
@@ -15,10 +16,15 @@ pub struct Doorman {
     links: Mutex<Sender<(Hello, TcpLink)>>,
     refusals: Mutex<Sender<String>>,
     pub payload: Vec<u8>,
+    pub secrets: Vec<Secret>,
 }
 
 impl Accept for Doorman {
-    fn decide(&self, hello: &Hello, _from: SocketAddr) -> Result<Welcome, Refusal> {
+    fn secrets(&self, _: &Hello) -> &[Secret] {
+        &self.secrets
+    }
+
+    fn decide(&self, hello: &Hello, _from: SocketAddr, secret: Option<usize>) -> Result<Welcome, Refusal> {
         if hello.cluster != "test" {
             let text = format!("this is cluster \"test\", not \"{}\"", hello.cluster);
             return Err(Refusal::new(RefusalCode::Cluster, text));
@@ -29,13 +35,14 @@ impl Accept for Doorman {
             ring_bytes: 6,
             record_bytes_max: 7,
             log_bytes: 8,
+            access: if secret == Some(1) { Access::Read } else { Access::Admin },
             path: Path::Tcp,
             path_reason: "test".into(),
             payload,
         })
     }
 
-    fn established(&self, hello: Hello, _: Welcome, link: TcpLink) {
+    fn established(&self, hello: Hello, _: Welcome, _: Option<usize>, link: TcpLink) {
         let _ = self.links.lock().unwrap().send((hello, link));
     }
 
@@ -54,9 +61,13 @@ pub struct Door {
 
 impl Door {
     pub fn open(address: &str, payload: Vec<u8>) -> Door {
+        Door::with_secrets(address, payload, Vec::new())
+    }
+
+    pub fn with_secrets(address: &str, payload: Vec<u8>, secrets: Vec<Secret>) -> Door {
         let (links, taken) = mpsc::channel();
         let (refusals, refused) = mpsc::channel();
-        let doorman = Doorman { links: Mutex::new(links), refusals: Mutex::new(refusals), payload };
+        let doorman = Doorman { links: Mutex::new(links), refusals: Mutex::new(refusals), payload, secrets };
         let listener = Listener::bind(address.parse().unwrap()).unwrap();
         Door { handle: listener.serve(Arc::new(doorman)).unwrap(), links: taken, refusals: refused }
     }
@@ -79,6 +90,7 @@ pub fn hello(cluster: &str) -> Hello {
         ring_bytes: 1 << 20,
         log_bytes: 0,
         ability: Ability::tcp(),
+        nonce: None,
     }
 }
 
@@ -93,7 +105,7 @@ impl Pairs {
     }
 
     pub fn link(&self) -> (TcpLink, TcpLink) {
-        let (called, _) = dial(self.door.address(), &hello("test"), Duration::from_secs(20)).unwrap();
+        let (called, _) = dial(self.door.address(), &hello("test"), None, Duration::from_secs(20)).unwrap();
         let (_, taken) = self.door.links.recv().unwrap();
         (called, taken)
     }

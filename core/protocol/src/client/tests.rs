@@ -67,6 +67,24 @@ impl Rig {
         self.merge.on_slots(&self.ledger, slots(shard, lsn, position, 1, view, Some(record))).unwrap();
     }
 
+    fn tell(&mut self, content: Content<&'static str>, shard: ShardId, lsn: u64, position: u64, count: u64) {
+        let view = self.ledger.view();
+        let slots = Slots { content, ..slots(shard, lsn, position, count, view, None) };
+        self.merge.on_slots(&self.ledger, slots).unwrap();
+    }
+
+    /// `b` takes part again from window 1 on, with slots from `lsn`.
+    fn return_b(&mut self, lsn: u64) {
+        let members = [
+            Member { shard: A, quota: 2, first_lsn: Lsn(20), open: true },
+            Member { shard: B, quota: 1, first_lsn: Lsn(lsn), open: true },
+        ];
+        let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+        let head = grant_head(self.ledger.view(), WindowMode::Fixed, 1, 10, Position(30));
+        let len = encode_grant(&mut buffer, head, &members);
+        apply(&mut self.ledger, &buffer[..len]);
+    }
+
     fn no_ops(&mut self, shard: ShardId, lsn: u64, position: u64, count: u64) {
         let view = self.ledger.view();
         self.merge.on_slots(&self.ledger, slots(shard, lsn, position, count, view, None)).unwrap();
@@ -166,4 +184,100 @@ fn a_failure_that_took_nothing_from_this_client_is_silent() {
     rig.record(A, 3, 4, "a3");
     rig.record(A, 4, 6, "a4");
     assert_eq!(rig.events(), ["?3a2", "?4a3", "?6a4"]);
+}
+
+/// `b` was delivered beyond what is bound, fails in cut 1 and returns: everything of `a` up to the lease's end is there.
+fn returned(scope: Scope) -> Rig {
+    let mut rig = Rig::new(scope);
+    rig.record(B, 0, 2, "b0");
+    rig.record(B, 1, 5, "b1");
+    rig.record(B, 2, 8, "b2");
+    rig.no_ops(A, 0, 0, 2);
+    rig.cut(1, 0);
+    assert_eq!(rig.events().concat().matches('b').count(), if scope == Scope::All { 1 } else { 3 });
+    rig.fail(B);
+    rig
+}
+
+#[test]
+fn a_shard_that_returns_goes_on_with_its_first_slot_that_was_not_bound() {
+    let mut rig = returned(Scope::Shard(B));
+    assert_eq!(rig.events(), ["!5"]);
+    assert_eq!(rig.merge.resume_from(B), Some(Position(3)), "what is void is told from there");
+    rig.tell(Content::Decreed, B, 1, 5, 1);
+    rig.return_b(1);
+    rig.record(B, 1, 32, "b1");
+    assert_eq!(rig.events(), ["?32b1"]);
+}
+
+#[test]
+fn a_merge_passes_what_is_void_whether_its_ledger_or_a_gate_says_so() {
+    let mut rig = returned(Scope::All);
+    for cut in 1..10 {
+        rig.no_ops(A, 2 * cut, 3 * cut, 2);
+        // Told again, and known already.
+        rig.tell(Content::Decreed, B, 1, 3 * cut + 2, 1);
+    }
+    rig.return_b(1);
+    rig.no_ops(A, 20, 30, 2);
+    rig.record(B, 1, 32, "b1");
+    assert_eq!(rig.events(), ["?32b1"]);
+    // A client that knows the order log from window 1 on only.
+    let mut late = Ledger::at(rig.ledger.applied_index(), Position(30), 1, 8);
+    let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+    let members = [
+        Member { shard: A, quota: 2, first_lsn: Lsn(20), open: true },
+        Member { shard: B, quota: 1, first_lsn: Lsn(1), open: true },
+    ];
+    let head = grant_head(1, WindowMode::Fixed, 1, 10, Position(30));
+    let len = encode_grant(&mut buffer, head, &members);
+    late.apply_snapshot(&OrderEntry::decode(&buffer[..len]).unwrap()).unwrap();
+    let mut merge = Merge::new(Scope::All, &[A, B], Position(24));
+    merge.begin_in(&late);
+    for (shard, lsn, position, count, content) in [
+        (A, 16, 24, 2, Content::NoOps),
+        (B, 1, 26, 1, Content::Decreed),
+        (A, 18, 27, 2, Content::NoOps),
+        (B, 1, 29, 1, Content::Decreed),
+        (A, 20, 30, 2, Content::NoOps),
+        (B, 1, 32, 1, Content::Record("b1")),
+    ] {
+        merge.on_slots(&late, Slots { content, ..slots(shard, lsn, position, count, 1, None) }).unwrap();
+    }
+    let confirmed = merge.poll(&late).unwrap();
+    assert_eq!(
+        confirmed,
+        Some(Event::Deliver { position: Position(32), shard: B, record: "b1", speculative: true, view: 1 })
+    );
+    assert_eq!(merge.poll(&late).unwrap(), Some(Event::Confirm { upto: Position(30) }));
+}
+
+#[test]
+fn live_slots_are_not_void_because_a_gate_says_so() {
+    let mut rig = Rig::new(Scope::All);
+    let void = Slots { content: Content::Decreed, ..slots(B, 0, 2, 1, 0, None) };
+    assert_eq!(rig.merge.on_slots(&rig.ledger, void).unwrap_err().invariant, "I15");
+}
+
+#[test]
+fn unavailable_records_are_told_when_they_are_bound_after_the_confirm_of_what_lies_before() {
+    let mut rig = Rig::new(Scope::All);
+    rig.record(A, 0, 0, "a0");
+    rig.no_ops(A, 1, 1, 1);
+    rig.tell(Content::Unavailable, B, 0, 2, 1);
+    assert_eq!(rig.events(), ["?0a0"], "the client does not know yet that it is bound");
+    rig.cut(1, 0);
+    assert_eq!(rig.events(), ["=2", "x2-3", "=3"]);
+}
+
+#[test]
+fn failures_one_after_another_take_back_each_what_is_theirs() {
+    let mut rig = returned(Scope::All);
+    rig.record(A, 2, 3, "a2");
+    rig.no_ops(A, 3, 4, 1);
+    rig.record(A, 4, 6, "a4");
+    assert_eq!(rig.events(), ["?3a2", "?6a4"]);
+    rig.fail(A);
+    assert_eq!(rig.events(), ["!3"]);
+    assert!(rig.events().is_empty());
 }

@@ -74,8 +74,8 @@ impl Shard {
     }
 
     /// What became of a session's append, and which number is expected of it next. `whole`: the log is kept from its first
-    /// slot on. Where it is not, records may be missing that were bound, if the shard was ever lost; a table that is full may
-    /// have forgotten the session.
+    /// slot on. Where it is not, records may be missing that were bound, if the shard was ever lost; a table that is full
+    /// may have forgotten the session.
     pub fn outcome(&self, client: ClientId, seq: u64, whole: bool) -> (Outcome, u64) {
         let known = self.duplicates.next_seq(client);
         let shard = self.config.shard;

@@ -38,6 +38,7 @@ pub fn outcome_code(outcome: ChangeOutcome) -> (u16, u16, u64) {
         Ok(index) => (0, 0, index),
         Err(ChangeError::UnknownShard(shard)) => (1, shard.0, 0),
         Err(ChangeError::LastShard(shard)) => (2, shard.0, 0),
+        Err(ChangeError::Forbidden) => (3, 0, 0),
     }
 }
 
@@ -50,6 +51,7 @@ pub fn outcome_from(code: u16, shard: u16, index: u64) -> Result<ChangeOutcome, 
         0 if shard == 0 => return Ok(Ok(index)),
         1 => ChangeError::UnknownShard(ShardId(shard)),
         2 => ChangeError::LastShard(ShardId(shard)),
+        3 if shard == 0 => ChangeError::Forbidden,
         _ => return Err(DecodeError::Value("outcome")),
     };
     if index == 0 { Ok(Err(error)) } else { Err(DecodeError::Value("outcome")) }
@@ -70,8 +72,12 @@ pub(super) mod tests {
     ];
 
     /// One of every kind.
-    pub(crate) const OUTCOMES: [ChangeOutcome; 3] =
-        [Ok(u64::MAX), Err(ChangeError::UnknownShard(ShardId(9))), Err(ChangeError::LastShard(ShardId(u16::MAX)))];
+    pub(crate) const OUTCOMES: [ChangeOutcome; 4] = [
+        Ok(u64::MAX),
+        Err(ChangeError::UnknownShard(ShardId(9))),
+        Err(ChangeError::LastShard(ShardId(u16::MAX))),
+        Err(ChangeError::Forbidden),
+    ];
 
     #[test]
     fn numbers_that_stand_for_nothing_are_refused() {
@@ -86,7 +92,7 @@ pub(super) mod tests {
         assert_eq!(change_from(0, 1 << 16), Err(DecodeError::Value("shard")));
         assert_eq!(change_from(2, 4), Err(DecodeError::Value("ordering")));
         assert_eq!(change_from(3, 0), Err(DecodeError::Value("change")));
-        for (code, shard, index) in [(0, 1, 5), (1, 1, 5), (2, 1, 5), (3, 0, 0)] {
+        for (code, shard, index) in [(0, 1, 5), (1, 1, 5), (2, 1, 5), (3, 1, 0), (3, 0, 5), (4, 0, 0)] {
             assert_eq!(outcome_from(code, shard, index), Err(DecodeError::Value("outcome")));
         }
     }

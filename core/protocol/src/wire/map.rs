@@ -120,7 +120,9 @@ fn put_text(out: &mut Vec<u8>, text: &str) {
 fn get_text(r: &mut Reader<'_>) -> Result<String, DecodeError> {
     let len = r.u8()?;
     let bytes = r.bytes(len.into())?;
-    core::str::from_utf8(bytes).map(String::from).map_err(|_| DecodeError::Value("text"))
+    // A client shows it to people.
+    let text = core::str::from_utf8(bytes).ok().filter(|text| !text.chars().any(char::is_control));
+    text.map(String::from).ok_or(DecodeError::Value("text"))
 }
 
 #[cfg(test)]
@@ -146,6 +148,8 @@ mod tests {
         assert_eq!(ClusterMap::decode(&map.encode()), Ok(map.clone()));
         assert_eq!(map.shard(ShardId(4)).and_then(|s| s.gate(7)), Some(a.as_str()));
         assert_eq!(map.addresses().count(), 4);
+        let lines = ClusterMap { ordering: "two\nlines".into(), ..map.clone() };
+        assert_eq!(ClusterMap::decode(&lines.encode()), Err(DecodeError::Value("text")));
         let with = |shards| ClusterMap { shards, ..map.clone() }.encode();
         let twice = with(vec![map.shards[1].clone(), map.shards[1].clone()]);
         assert_eq!(ClusterMap::decode(&twice), Err(DecodeError::Value("shard order")));

@@ -1,7 +1,7 @@
 //! Entries of the order log. Decoding borrows from the message, so following the order stream allocates nothing.
 
 use super::{DecodeError, Reader, Writer};
-use crate::limits::{QUOTA_MAX, REPLICAS_MAX, SHARDS_MAX, WINDOW_CUTS_MAX};
+use crate::limits::{GRANT_CUTS_MAX, NUMBER_MAX, QUOTA_MAX, REPLICAS_MAX, SHARDS_MAX, WINDOW_CUTS_MAX};
 use crate::types::{CutPoint, Lsn, Member, Position, ReplicaId, ShardId, WindowMode};
 
 /// Bytes that hold any order entry.
@@ -288,7 +288,32 @@ impl<'a> OrderEntry<'a> {
             tag => return Err(DecodeError::Tag(tag)),
         };
         r.finish()?;
-        Ok(entry)
+        if entry.is_possible() { Ok(entry) } else { Err(DecodeError::Value("number")) }
+    }
+
+    /// Whether its numbers can be those of a log: what follows from them does not overflow.
+    fn is_possible(&self) -> bool {
+        match self {
+            OrderEntry::Grant(grant) => {
+                let quotas: u64 = grant.members.iter().map(|m| u64::from(m.quota)).sum();
+                let cuts = u64::from(grant.windows) * u64::from(grant.cuts);
+                cuts <= GRANT_CUTS_MAX
+                    && u128::from(quotas) * u128::from(cuts) <= u128::from(NUMBER_MAX)
+                    && grant.start.0 <= NUMBER_MAX
+                    && grant.window <= NUMBER_MAX
+                    && grant.members.iter().all(|m| m.first_lsn.0 <= NUMBER_MAX)
+            }
+            OrderEntry::Cut { point, .. } => point.window <= NUMBER_MAX,
+            OrderEntry::FreeCut { point, lsns, .. } => {
+                point.window <= NUMBER_MAX && lsns.iter().all(|lsn| lsn.0 <= NUMBER_MAX)
+            }
+            OrderEntry::ViewChange { view, .. } => *view != u32::MAX,
+            OrderEntry::ShardChange(change) => change.change != u32::MAX && change.epoch != u32::MAX,
+            OrderEntry::Decree(decree) => {
+                let numbers = [decree.from.0, decree.lease_end.0, decree.lsn.0];
+                decree.view != u32::MAX && numbers.iter().all(|number| *number <= NUMBER_MAX)
+            }
+        }
     }
 }
 
@@ -432,5 +457,42 @@ mod tests {
         let swapped = [MEMBERS[1], MEMBERS[0]];
         let len = encode_grant(&mut buffer, HEAD, &swapped);
         assert_eq!(OrderEntry::decode(&buffer[..len]), Err(DecodeError::Value("member order")));
+    }
+
+    #[test]
+    fn numbers_that_no_log_reaches_are_refused() {
+        let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+        let (most, number) = (NUMBER_MAX, Err(DecodeError::Value("number")));
+        for (value, is_taken) in [(most, true), (most + 1, false), (u64::MAX, false)] {
+            let point = CutPoint { window: value, cut: 1, prefix: 0 };
+            let len = encode_cut(&mut buffer, 0, point);
+            assert_eq!(OrderEntry::decode(&buffer[..len]).is_ok(), is_taken);
+            let len = encode_free_cut(&mut buffer, 0, CutPoint { window: 1, cut: 1, prefix: 0 }, &[Lsn(value)]);
+            assert_eq!(OrderEntry::decode(&buffer[..len]).is_ok(), is_taken);
+            let len = encode_grant(&mut buffer, GrantHead { start: Position(value), ..HEAD }, &MEMBERS);
+            assert_eq!(OrderEntry::decode(&buffer[..len]).is_ok(), is_taken);
+        }
+        let decree =
+            Decree { view: 2, shard: ShardId(1), from: Position(0), lease_end: Position(most), lsn: Lsn(most) };
+        for (impossible, is_taken) in [
+            (decree, true),
+            (Decree { view: u32::MAX, ..decree }, false),
+            (Decree { from: Position(most + 1), ..decree }, false),
+            (Decree { lease_end: Position(most + 1), ..decree }, false),
+            (Decree { lsn: Lsn(most + 1), ..decree }, false),
+        ] {
+            let len = encode_decree(&mut buffer, &impossible);
+            assert_eq!(OrderEntry::decode(&buffer[..len]).is_ok(), is_taken, "{impossible:?}");
+        }
+        let head = ShardChangeHead { view: 1, shard: ShardId(1), change: 1, epoch: 1, primary: 0 };
+        for last in [ShardChangeHead { change: u32::MAX, ..head }, ShardChangeHead { epoch: u32::MAX, ..head }] {
+            let len = encode_shard_change(&mut buffer, last, &[ReplicaId { number: 0, incarnation: 9 }]);
+            assert_eq!(OrderEntry::decode(&buffer[..len]), number);
+        }
+        let len = encode_view_change(&mut buffer, u32::MAX, ShardId(1));
+        assert_eq!(OrderEntry::decode(&buffer[..len]), number);
+        let many = GrantHead { windows: u32::MAX, cuts: WINDOW_CUTS_MAX, ..HEAD };
+        let len = encode_grant(&mut buffer, many, &MEMBERS);
+        assert_eq!(OrderEntry::decode(&buffer[..len]), number);
     }
 }

@@ -199,6 +199,13 @@ pub enum Reply<'a> {
         /// The stream.
         stream: u32,
     },
+    /// The stream was not begun: the client has as many subscriptions as it may have.
+    Crowded {
+        /// The stream.
+        stream: u32,
+        /// How many it may have.
+        subscriptions_max: u32,
+    },
     /// An order entry, relayed in index order.
     Order {
         /// Index in the order log.
@@ -234,6 +241,8 @@ pub enum Reply<'a> {
         /// Index of the order log that the gate had applied then: what was granted before the question is in it.
         index: u64,
     },
+    /// The gate is about to end: it takes no more requests and sends the answers that are still to come.
+    Closing,
     /// The answer to `Change`.
     ChangeIs {
         /// The question's token.
@@ -367,6 +376,12 @@ impl<'a> Reply<'a> {
             Reply::NotHere { stream } => {
                 w.u16(6).u16(0).u32(stream);
             }
+            Reply::Crowded { stream, subscriptions_max } => {
+                w.u16(15).u16(0).u32(stream).u32(subscriptions_max);
+            }
+            Reply::Closing => {
+                w.u16(16).u16(0).u32(0);
+            }
             Reply::Order { index, entry } => {
                 w.u16(7).u16(0).u32(0).u64(index);
                 body = entry;
@@ -460,6 +475,8 @@ impl<'a> Reply<'a> {
                 let code = u8::try_from(small).map_err(|_| DecodeError::Value("outcome"))?;
                 Reply::OutcomeIs { token, outcome: append_outcome_from(code, detail)?, next_seq }
             }
+            15 => Reply::Crowded { stream, subscriptions_max: r.u32()? },
+            16 => Reply::Closing,
             tag => return Err(DecodeError::Tag(tag as u8)),
         };
         r.finish()?;
@@ -510,6 +527,7 @@ pub fn refusal_code(refusal: Refusal) -> (u32, u64) {
         Refusal::Failed => (7, 0),
         Refusal::Closed { instead } => (8, instead.0.into()),
         Refusal::OldView { view } => (9, view.into()),
+        Refusal::Forbidden => (10, 0),
     }
 }
 
@@ -528,6 +546,7 @@ pub fn refusal_from(code: u32, detail: u64) -> Result<Refusal, DecodeError> {
         7 => Refusal::Failed,
         8 => Refusal::Closed { instead: ShardId(u16::try_from(detail).map_err(|_| DecodeError::Value("shard"))?) },
         9 => Refusal::OldView { view: u32::try_from(detail).map_err(|_| DecodeError::Value("view"))? },
+        10 => Refusal::Forbidden,
         _ => return Err(DecodeError::Value("refusal")),
     })
 }

@@ -16,12 +16,12 @@
 use std::collections::VecDeque;
 
 use antelog_protocol::ledger::Ledger;
+use antelog_protocol::limits::NUMBER_MAX;
 use antelog_protocol::wire::session::Request;
 use antelog_protocol::{Outcome, Refusal, ShardId};
 
 use super::gate::Gate;
 use super::options::AppendError;
-use super::order::NUMBER_MAX;
 use super::routes::Routes;
 use crate::client::{Record, SessionHandler};
 

@@ -1,5 +1,5 @@
-//! Connecting: seeds until the map is known, gates when they are wanted, pauses that grow, and what a new map changes. A gate
-//! that cannot be reached is called again and again after its own pauses, and nobody else waits for it.
+//! Connecting: seeds until the map is known, gates when they are wanted, pauses that grow, and what a new map changes. A
+//! gate that cannot be reached is called again and again after its own pauses, and nobody else waits for it.
 
 use super::*;
 

@@ -46,6 +46,8 @@ pub(super) struct Gate {
     pub(super) ready: bool,
     /// Something was pushed or consumed that is not published yet.
     pub(super) output: bool,
+    /// It said that it is about to end, and waits until all that it sent is consumed.
+    pub(super) closing: bool,
     channel: Option<Channel>,
 }
 
@@ -59,6 +61,7 @@ impl Gate {
             up_since_ns: 0,
             ready: false,
             output: false,
+            closing: false,
             channel: None,
         }
     }
@@ -100,7 +103,7 @@ impl Gate {
         transport.admit(peer, link, std::slice::from_ref(&channel.incoming));
         self.link = Link::Up;
         self.ready = true;
-        self.output = false;
+        (self.output, self.closing) = (false, false);
         Ok(())
     }
 
@@ -158,12 +161,13 @@ impl Gate {
     /// the next cycle. An error is what the gate did wrong.
     #[inline]
     pub(super) fn publish<T: Transport>(&mut self, transport: &mut T, peer: PeerId) -> Result<(), String> {
+        let closing = self.closing;
         let Some(ring) = self.ring() else { return Ok(()) };
         if let Some(fault) = ring.fault() {
             return Err(fault.to_string());
         }
         let published = ring.publish(transport, peer);
-        let credited = ring.credit(transport, peer);
+        let credited = if closing { ring.credit_all(transport, peer) } else { ring.credit(transport, peer) };
         self.output = !(published && credited);
         Ok(())
     }

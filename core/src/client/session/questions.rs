@@ -141,7 +141,8 @@ impl Questions {
     /// Shards may be served elsewhere than before: there it is asked again.
     pub(super) fn on_routes(&mut self, routes: &Routes) {
         for (number, question) in &mut self.open {
-            let Some(to) = question.shard.and_then(|shard| routes.gate_of(shard)) else { continue };
+            let shard = question.shard.filter(|shard| routes.has_changed(*shard));
+            let Some(to) = shard.and_then(|shard| routes.gate_of(shard)) else { continue };
             question.retry_ns = 0;
             let Some(gate) = question.gate.filter(|gate| *gate != to && question.index.is_none()) else { continue };
             if let Kind::Read(_) = question.kind {

@@ -1,8 +1,8 @@
 //! Where shards are served: beside each one's primary, by the session's own ledger.
 //!
 //! Before any membership is known a shard's gate is that of replica 0. A gate may know more than the session or less: what
-//! it says of itself ("not here") only makes the session wait for the order stream and ask again. The slots of a shard that is
-//! lost are told by any gate, from the order log alone: the session asks its relay.
+//! it says of itself ("not here") only makes the session wait for the order stream and ask again. The slots of a shard that
+//! is lost are told by any gate, from the order log alone: the session asks its relay.
 
 use antelog_protocol::ShardId;
 use antelog_protocol::ledger::Ledger;
@@ -20,6 +20,8 @@ pub(super) struct Route {
     pub(super) epoch: u32,
     /// It is lost as a whole at present.
     pub(super) lost: bool,
+    /// Any of that is new.
+    changed: bool,
 }
 
 /// See the module's text.
@@ -38,7 +40,7 @@ impl Routes {
             let first = gates.first().map_or(0, |(_, gate)| *gate);
             let known = self.find(shard.shard).filter(|known| gates.iter().any(|(_, gate)| *gate == known.gate));
             let (gate, epoch, lost) = known.map_or((first, 0, false), |known| (known.gate, known.epoch, known.lost));
-            Route { shard: shard.shard, gates, gate, epoch, lost }
+            Route { shard: shard.shard, gates, gate, epoch, lost, changed: true }
         };
         self.routes = map.shards.iter().map(route).collect();
     }
@@ -46,11 +48,13 @@ impl Routes {
     /// Follows the primaries, and the relay where there are none.
     pub(super) fn follow(&mut self, ledger: &Ledger, relay: Option<usize>) {
         for route in &mut self.routes {
+            let before = (route.gate, route.epoch, route.lost);
             let Some(membership) = ledger.membership(route.shard) else { continue };
             (route.epoch, route.lost) = (membership.epoch, membership.has_failed());
             let beside = route.gates.iter().find(|(replica, _)| *replica == membership.primary).map(|(_, gate)| *gate);
             let gate = if route.lost { relay } else { beside };
             route.gate = gate.unwrap_or(route.gate);
+            route.changed |= before != (route.gate, route.epoch, route.lost);
         }
     }
 
@@ -73,6 +77,16 @@ impl Routes {
     #[inline]
     pub(super) fn gate_of(&self, shard: ShardId) -> Option<usize> {
         self.find(shard).map(|r| r.gate)
+    }
+
+    /// Whether everybody has to be told that the shard is served elsewhere, or by another primary.
+    pub(super) fn has_changed(&self, shard: ShardId) -> bool {
+        self.find(shard).is_some_and(|r| r.changed)
+    }
+
+    /// Everybody was told.
+    pub(super) fn told(&mut self) {
+        self.routes.iter_mut().for_each(|route| route.changed = false);
     }
 
     /// Whether the shard is lost as a whole at present.

@@ -12,12 +12,12 @@ use std::collections::VecDeque;
 
 use antelog_protocol::client::{Content, Event, Merge, Scope, Slots};
 use antelog_protocol::ledger::{Failed, Ledger};
+use antelog_protocol::limits::NUMBER_MAX;
 use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::wire::session::{Request, stream_bytes};
 use antelog_protocol::{Lsn, Position, ShardId};
 
 use super::gate::Gate;
-use super::order::NUMBER_MAX;
 use super::routes::Routes;
 use super::{POOL_BYTES, POOL_RECORDS};
 use crate::client::pool::RecordPool;
@@ -216,7 +216,7 @@ impl Streams {
     /// Shards may be served elsewhere than before, or by another primary: there their streams are resumed.
     pub(super) fn on_routes(&mut self, routes: &Routes) {
         for (index, stream) in self.streams.iter_mut().enumerate() {
-            let Some(stream) = stream else { continue };
+            let Some(stream) = stream.as_mut().filter(|s| routes.has_changed(s.shard)) else { continue };
             (stream.retry_ns, stream.pauses) = (0, 0);
             let Some(gate) = routes.gate_of(stream.shard).filter(|gate| *gate != stream.gate) else { continue };
             self.generation = self.generation.wrapping_add(1);
@@ -314,6 +314,13 @@ impl Streams {
         let Some(id) = self.subscriptions[index].as_ref().map(|s| s.id) else { return };
         self.end(index);
         handler.on_trimmed(id, head);
+    }
+
+    pub(super) fn on_crowded(&mut self, number: u32, subscriptions_max: u32, handler: &mut impl SessionHandler) {
+        let Some(index) = self.stream(number).map(|s| s.subscription) else { return };
+        let Some(id) = self.subscriptions[index].as_ref().map(|s| s.id) else { return };
+        self.end(index);
+        handler.on_crowded(id, subscriptions_max);
     }
 
     /// The gate does not serve the stream's shard: asked again after a pause, or where the order stream says.

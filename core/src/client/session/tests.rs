@@ -1,6 +1,8 @@
 //! The session against gates that are slow, vanish, contradict themselves and lie.
 
 mod changes;
+mod losses;
+mod primaries;
 mod world;
 
 use antelog_protocol::Refusal;

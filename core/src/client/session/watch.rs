@@ -71,8 +71,8 @@ impl<T: Transport, D: Dialer<T::Link>> Session<T, D> {
         }
     }
 
-    /// How long a relay may be silent before it is asked, and how long it has to answer then: the longer the more relays were
-    /// silent, for then it is likely that none can speak and to change does not help.
+    /// How long a relay may be silent before it is asked, and how long it has to answer then: the longer the more relays
+    /// were silent, for then it is likely that none can speak and to change does not help.
     pub(super) fn patience(&self) -> (u64, u64) {
         let suspect_ns = self.suspect_ns();
         let patience_ns = suspect_ns.saturating_mul(1 << self.watch.silent.min(16));
@@ -124,4 +124,5 @@ pub(super) fn reroute(
     appends.on_routes(routes);
     streams.on_routes(routes);
     questions.on_routes(routes);
+    routes.told();
 }

@@ -8,10 +8,12 @@ use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::wire::change::ChangeOutcome;
 use antelog_protocol::wire::order::ORDER_ENTRY_BYTES_MAX;
 use antelog_protocol::wire::session::{ReadResult, Reply, Request, SESSION_HEAD_BYTES_MAX};
-use antelog_protocol::{ClientId, Outcome as AppendOutcome, Position, Refusal, ShardId};
+use antelog_protocol::{ChangeError, ClientId, Outcome as AppendOutcome, Position, Refusal, ShardId};
 
+use super::pace::Pace;
 use super::stream::{self, Delivery, Source, Stream};
-use super::{Common, GateConfig, Served, TAILS_MAX, TailQuestion};
+use super::{Common, GateConfig, Served};
+use crate::access::{Access, Grant};
 use crate::channel::Ring;
 use crate::log::Item;
 use crate::node::bus;
@@ -24,6 +26,8 @@ const REQUESTS_PER_CYCLE: usize = 128;
 const READS_MAX: usize = 1024;
 /// Streams of one client.
 const STREAMS_MAX: usize = 1024;
+/// Questions for the tail of one client that wait at a time.
+const TAILS_MAX: usize = 64;
 /// Questions of one client what became of an append that wait at a time.
 const OUTCOMES_MAX: usize = 64;
 
@@ -35,7 +39,9 @@ pub(super) enum Answer {
     Outcome { token: u64, outcome: AppendOutcome, next_seq: u64 },
     Tail { token: u64, position: Position, index: u64 },
     Changed { token: u64, outcome: ChangeOutcome },
+    Closing,
     NotHere { stream: u32 },
+    Crowded { stream: u32, subscriptions_max: u32 },
     Trimmed { stream: u32, head: Position },
 }
 
@@ -70,6 +76,11 @@ struct Lane {
 #[derive(Debug)]
 pub(super) struct Client {
     session: ClientId,
+    access: Access,
+    /// Streams of one shard that it may have; 0: any number.
+    subscriptions_max: usize,
+    /// `None`: it may append as fast as it likes.
+    pace: Option<Box<Pace>>,
     ring: Ring,
     /// By port.
     lanes: Vec<Lane>,
@@ -91,12 +102,21 @@ pub(super) struct Client {
 
 impl Client {
     /// The client of a session's connection, which has a number of its own.
-    pub(super) fn new((session, connection): (ClientId, u32), ring: Ring, config: &GateConfig, ports: usize) -> Client {
+    pub(super) fn new(
+        (session, connection): (ClientId, u32),
+        grant: Grant,
+        ring: Ring,
+        config: &GateConfig,
+        ports: usize,
+    ) -> Client {
         let questions_max = TAILS_MAX + CHANGES_MAX + OUTCOMES_MAX;
         let answers_max = config.outstanding_max as usize * ports + STREAMS_MAX + questions_max;
         let largest = reply_bytes_max(config.record_bytes_max as usize);
         Client {
             session,
+            access: grant.access,
+            subscriptions_max: grant.limits.subscriptions_max as usize,
+            pace: Pace::new(&grant.limits),
             answers_fit: ring.message_bytes_max() >= largest,
             reads_seen: None,
             ring,
@@ -156,7 +176,7 @@ impl Client {
     pub(super) fn serve<T: Transport>(&mut self, common: &mut Common, transport: &mut T, peer: PeerId) -> Outcome {
         let mut count = 0;
         let mut stalled = false;
-        while count < REQUESTS_PER_CYCLE {
+        while count < REQUESTS_PER_CYCLE && !common.closing {
             match self.take_request(common) {
                 Ok(Taken::Nothing) => break,
                 Ok(Taken::Request) => count += 1,
@@ -189,22 +209,31 @@ impl Client {
             return Err("its ring is too small for this cluster's records".into());
         }
         match request {
-            Request::Append { shard, attempt, view, seq, record } => {
+            Request::Append { shard, attempt, seq, .. } if self.access < Access::Append => {
                 if self.answers.len() == self.answers_max {
                     return Ok(Taken::Stalled);
                 }
-                match hand_over(common, self.session, &mut self.lanes, (shard, attempt, view), seq, record) {
-                    Ok(()) => {}
+                common.counters.forbidden.add(1);
+                self.answers.push_back(Answer::Refused { shard, attempt, seq, refusal: Refusal::Forbidden });
+            }
+            Request::Append { shard, attempt, view, seq, record } => {
+                if self.answers.len() == self.answers_max || is_early(&self.pace, common) {
+                    return Ok(Taken::Stalled);
+                }
+                let bytes = record.len();
+                let append = Append { session: self.session, shard, attempt, view, seq, record };
+                match hand_over(common, append, &mut self.lanes) {
+                    Ok(()) => {
+                        if let Some(pace) = &mut self.pace {
+                            pace.take(common.now_ns, bytes);
+                        }
+                    }
                     Err(Some(refusal)) => self.answers.push_back(Answer::Refused { shard, attempt, seq, refusal }),
                     Err(None) => return Ok(Taken::Stalled),
                 }
             }
             Request::Subscribe { stream, shard, from, credit_bytes } => {
-                self.streams.retain(|s| s.id != stream);
-                if self.streams.len() == STREAMS_MAX {
-                    return Err(format!("it asked for more than {STREAMS_MAX} streams"));
-                }
-                self.streams.push(Stream::new((stream, shard), from, credit_bytes, &common.ledger));
+                self.subscribe(common, (stream, shard), from, credit_bytes)?;
             }
             Request::Unsubscribe { stream } => self.streams.retain(|s| s.id != stream),
             Request::Consumed { stream, bytes } => {
@@ -227,51 +256,68 @@ impl Client {
             Request::Cancel { token } => self.reads.retain(|(waiting, _)| *waiting != token),
             Request::Unfollow => self.following = None,
             Request::Outcome { token, shard, client, seq } => {
-                let Served::Here(port) = common.served(shard) else {
-                    let (outcome, next_seq) = (AppendOutcome::NotHere, 0);
-                    self.reply(Answer::Outcome { token, outcome, next_seq });
-                    self.ring.consume();
-                    return Ok(Taken::Request);
-                };
-                let ask = bus::outcome(self.session, token, client, seq);
                 if self.outcomes == OUTCOMES_MAX {
                     return Ok(Taken::Stalled);
                 }
-                if common.ports[port].requests.push(&[&ask]).is_err() {
-                    common.queue_full = Some((port, ask.len()));
-                    return Ok(Taken::Stalled);
+                if let Served::Here(port) = common.served(shard) {
+                    if !common.ask(port, &bus::outcome(self.session, token, client, seq)) {
+                        return Ok(Taken::Stalled);
+                    }
+                    self.outcomes += 1;
+                } else {
+                    self.reply(Answer::Outcome { token, outcome: AppendOutcome::NotHere, next_seq: 0 });
                 }
-                self.outcomes += 1;
             }
             Request::Tail { token } => {
-                if self.tails == TAILS_MAX {
+                if self.tails == TAILS_MAX || !common.ask_tail(self.session, token) {
                     return Ok(Taken::Stalled);
                 }
-                let ask = bus::read_index(common.next_tail_token);
-                if common.ports[0].requests.push(&[&ask]).is_err() {
-                    common.queue_full = Some((0, ask.len()));
-                    return Ok(Taken::Stalled);
-                }
-                common.tails.push_back(TailQuestion {
-                    token: common.next_tail_token,
-                    client: self.session,
-                    client_token: token,
-                    index: None,
-                });
-                common.next_tail_token += 1;
                 self.tails += 1;
+            }
+            Request::Change { token, .. } if self.access < Access::Admin => {
+                common.counters.forbidden.add(1);
+                self.reply(Answer::Changed { token, outcome: Err(ChangeError::Forbidden) });
             }
             Request::Change { token, change } => {
                 // Any shard has a line to the sequencer.
-                let ask = bus::change(self.session, token, change);
-                if common.ports[0].requests.push(&[&ask]).is_err() {
-                    common.queue_full = Some((0, ask.len()));
+                if !common.ask(0, &bus::change(self.session, token, change)) {
                     return Ok(Taken::Stalled);
                 }
             }
         }
         self.ring.consume();
         Ok(Taken::Request)
+    }
+
+    fn subscribe(
+        &mut self,
+        common: &Common,
+        (stream, shard): (u32, ShardId),
+        from: Position,
+        credit_bytes: u64,
+    ) -> Result<(), String> {
+        self.streams.retain(|s| s.id != stream);
+        if self.streams.len() == STREAMS_MAX {
+            return Err(format!("it asked for more than {STREAMS_MAX} streams"));
+        }
+        if self.has_enough(shard) {
+            let subscriptions_max = self.subscriptions_max as u32;
+            self.reply(Answer::Crowded { stream, subscriptions_max });
+        } else {
+            self.streams.push(Stream::new((stream, shard), from, credit_bytes, &common.ledger));
+        }
+        Ok(())
+    }
+
+    /// Whether every append that was handed over is answered, and the client has read all that it was told.
+    pub(super) fn is_settled(&self) -> bool {
+        self.answers.is_empty() && self.lanes.iter().all(|lane| lane.outstanding == 0) && self.ring.is_consumed()
+    }
+
+    /// Whether it has as many subscriptions as it may have: each has one stream of a shard.
+    fn has_enough(&self, shard: ShardId) -> bool {
+        let limit = self.subscriptions_max;
+        limit > 0 && self.streams.iter().filter(|s| s.shard == shard).count() >= limit
     }
 
     /// Sends answers, the order stream, records and reads, as far as the ring has room.
@@ -416,14 +462,31 @@ pub(crate) const fn reply_bytes_max(record_bytes_max: usize) -> usize {
     SESSION_HEAD_BYTES_MAX + body
 }
 
+/// An append as a session sent it.
+struct Append<'a> {
+    session: ClientId,
+    shard: ShardId,
+    attempt: u32,
+    view: u32,
+    seq: u64,
+    record: &'a [u8],
+}
+
+/// Whether the client's next append comes too early; notes when it may be looked at again.
+fn is_early(pace: &Option<Box<Pace>>, common: &mut Common) -> bool {
+    let Some(free_ns) = pace.as_ref().map(|pace| pace.free_ns()).filter(|free_ns| *free_ns > common.now_ns) else {
+        return false;
+    };
+    common.counters.held_back.add(1);
+    common.paced_ns = Some(common.paced_ns.map_or(free_ns, |first| first.min(free_ns)));
+    true
+}
+
 /// Hands an append over to its shard. `Err(None)`: not now.
 fn hand_over(
     common: &mut Common,
-    session: ClientId,
+    Append { session, shard, attempt, view, seq, record }: Append<'_>,
     lanes: &mut [Lane],
-    (shard, attempt, view): (ShardId, u32, u32),
-    seq: u64,
-    record: &[u8],
 ) -> Result<(), Option<Refusal>> {
     let limit_bytes = common.config.record_bytes_max;
     if let Some(failed) = common.ledger.last_failure(shard).filter(|f| f.view > view) {
@@ -469,7 +532,9 @@ fn reply_of(answer: Answer) -> Reply<'static> {
         Answer::Outcome { token, outcome, next_seq } => Reply::OutcomeIs { token, outcome, next_seq },
         Answer::Tail { token, position, index } => Reply::TailIs { token, position, index },
         Answer::Changed { token, outcome } => Reply::ChangeIs { token, outcome },
+        Answer::Closing => Reply::Closing,
         Answer::NotHere { stream } => Reply::NotHere { stream },
+        Answer::Crowded { stream, subscriptions_max } => Reply::Crowded { stream, subscriptions_max },
         Answer::Trimmed { stream, head } => Reply::Trimmed { stream, head },
     }
 }
@@ -561,7 +626,7 @@ mod tests {
             free_cuts_max: 16,
             prefault: false,
         };
-        let mut client = Client::new((ClientId(7), 2), ring, &config, 1);
+        let mut client = Client::new((ClientId(7), 2), Grant::default(), ring, &config, 1);
         // The append went to the shard on both connections; it was closed when it saw the first and is open again.
         client.lanes[0].outstanding = 1;
         let (shard, seq) = (ShardId(0), 5);

@@ -2,6 +2,7 @@
 
 use antelog_protocol::ledger::Ledger;
 use antelog_protocol::mutant::{Mutant, planted};
+use antelog_protocol::wire::entry::EntryHeader;
 use antelog_protocol::wire::session::{Reply, SESSION_HEAD_BYTES_MAX, stream_bytes};
 use antelog_protocol::{Lsn, Position, ShardId};
 
@@ -165,61 +166,31 @@ pub(super) fn deliver(
             // Bound so long ago that the ledger has forgotten where; or, I13, without a grant to speculate with.
             break if cursor.lsn < ledger.committed_lsn(stream.shard) { trimmed() } else { Delivery::Caught };
         }
-        if cursor.lsn < missing_below {
+        let passed = if cursor.lsn < missing_below {
             let count = run.min(missing_below.0 - cursor.lsn.0);
-            if let Err(end) = stream.tell_missing((cursor.lsn, position), count, ledger, ring) {
-                break end;
+            stream.tell_missing((cursor.lsn, position), count, ledger, ring).map(|()| count)
+        } else {
+            match item(port, &mut cursor) {
+                Ok(Item::Record { header, offset }) => {
+                    let told = record(stream, source, &cursor, position, (&header, offset), ledger, ring);
+                    cursor.at += if told.is_ok() { header.span_bytes() as u64 } else { 0 };
+                    delivered.records += u64::from(told.is_ok());
+                    told.map(|()| 1)
+                }
+                Ok(Item::NoOps { count }) => {
+                    let most = count.min(deliverable.0 - cursor.lsn.0);
+                    no_ops(stream, (cursor.lsn, position), most, ledger, ring)
+                }
+                Err(Overrun) => break trimmed(),
             }
-            cursor.lsn = cursor.lsn.plus(count);
-            run = 0;
-            delivered.messages += 1;
-            continue;
-        }
-        let Ok(item) = item(port, &mut cursor) else { break trimmed() };
-        let mut head = [0; SESSION_HEAD_BYTES_MAX];
-        match item {
-            Item::Record { header, offset } => {
-                let bytes = stream_bytes(header.length as usize);
-                if !stream.has_credit(bytes) {
-                    break Delivery::Caught;
-                }
-                let reply = Reply::Deliver {
-                    stream: stream.id,
-                    lsn: cursor.lsn,
-                    position,
-                    view: ledger.view(),
-                    speculative: position >= ledger.committed(),
-                    client: header.client,
-                    seq: header.seq,
-                    record: &[],
-                };
-                let (len, _) = reply.encode(&mut head);
-                if ring.push_from(&head[..len], port.log.region(), offset, header.length as usize).is_err() {
-                    break Delivery::RingFull;
-                }
-                // A primary that was deposed meanwhile is written to by another.
-                if port.log.check(cursor.at).is_err() || port.progress.serving() != source.epoch {
-                    break Delivery::Overrun;
-                }
-                stream.sent += bytes;
-                cursor = Cursor { at: cursor.at + header.span_bytes() as u64, lsn: cursor.lsn.plus(1) };
-                (position, run) = (position.plus(1), run - 1);
-                stream.next = position;
-                delivered.records += 1;
-            }
-            Item::NoOps { count } => {
-                if !stream.has_credit(stream_bytes(0)) {
-                    break Delivery::Caught;
-                }
-                let most = count.min(deliverable.0 - cursor.lsn.0);
-                let Ok(passed) = no_ops(stream.id, port.shard, (cursor.lsn, position), most, ledger, ring) else {
-                    break Delivery::RingFull;
-                };
-                stream.sent += stream_bytes(0);
+        };
+        match passed {
+            Ok(passed) => {
                 cursor.lsn = cursor.lsn.plus(passed);
-                stream.next = position.plus(passed);
-                run = 0;
+                (position, run) = (position.plus(passed), run.saturating_sub(passed));
+                stream.next = position;
             }
+            Err(end) => break end,
         }
         delivered.messages += 1;
     };
@@ -315,20 +286,55 @@ fn item(port: &ShardPort, cursor: &mut Cursor) -> Result<Item, Overrun> {
     port.log.item(cursor)
 }
 
+/// Delivers a record.
+#[inline]
+fn record(
+    stream: &mut Stream,
+    source: &Source<'_>,
+    cursor: &Cursor,
+    position: Position,
+    (header, offset): (&EntryHeader, usize),
+    ledger: &Ledger,
+    ring: &mut Ring,
+) -> Result<(), Delivery> {
+    let port = source.port;
+    let bytes = stream_bytes(header.length as usize);
+    if !stream.has_credit(bytes) {
+        return Err(Delivery::Caught);
+    }
+    let reply = Reply::Deliver {
+        stream: stream.id,
+        lsn: cursor.lsn,
+        position,
+        view: ledger.view(),
+        speculative: position >= ledger.committed(),
+        client: header.client,
+        seq: header.seq,
+        record: &[],
+    };
+    let mut head = [0; SESSION_HEAD_BYTES_MAX];
+    let (len, _) = reply.encode(&mut head);
+    let pushed = ring.push_from(&head[..len], port.log.region(), offset, header.length as usize);
+    pushed.map_err(|Full| Delivery::RingFull)?;
+    // A primary that was deposed meanwhile is written to by another.
+    if port.log.check(cursor.at).is_err() || port.progress.serving() != source.epoch {
+        return Err(Delivery::Overrun);
+    }
+    stream.sent += bytes;
+    Ok(())
+}
+
 /// Delivers slots without records, at most `most`, as far as they have consecutive positions; returns how many.
 fn no_ops(
-    stream: u32,
-    shard: ShardId,
+    stream: &mut Stream,
     (lsn, position): (Lsn, Position),
     most: u64,
     ledger: &Ledger,
     ring: &mut Ring,
-) -> Result<u64, Full> {
-    let count = u32::try_from(ledger.run_length(shard, lsn, most)).unwrap_or(u32::MAX);
-    let mut head = [0; SESSION_HEAD_BYTES_MAX];
-    let (len, _) = Reply::NoOps { stream, lsn, position, count, view: ledger.view() }.encode(&mut head);
-    ring.push(&[&head[..len]])?;
-    Ok(count.into())
+) -> Result<u64, Delivery> {
+    let count = u32::try_from(ledger.run_length(stream.shard, lsn, most)).unwrap_or(u32::MAX);
+    let reply = Reply::NoOps { stream: stream.id, lsn, position, count, view: ledger.view() };
+    stream.tell_empty(&reply, position.plus(count.into()), ring).map(|()| count.into())
 }
 
 /// Where the stream goes on; `None` until windows up to its position are known.
@@ -346,12 +352,15 @@ mod tests {
     use std::sync::Arc;
 
     use antelog_protocol::ledger::grant_head;
-    use antelog_protocol::wire::order::{ORDER_ENTRY_BYTES_MAX, OrderEntry, encode_cut, encode_free_cut, encode_grant};
+    use antelog_protocol::wire::node::Place;
+    use antelog_protocol::wire::order::{
+        ORDER_ENTRY_BYTES_MAX, OrderEntry, encode_cut, encode_free_cut, encode_grant, encode_view_change,
+    };
     use antelog_protocol::{ClientId, CutPoint, Member, ShardId, WindowMode};
 
     use super::*;
     use crate::channel::spsc;
-    use crate::log::{LogOptions, LogWriter, Retention};
+    use crate::log::{LogOptions, LogWriter, Retention, Verifier};
     use crate::mem::Region;
     use crate::node::Waker;
     use crate::node::bus::Progress;
@@ -388,6 +397,65 @@ mod tests {
     fn log(region_bytes: usize) -> LogWriter {
         let options = LogOptions { retention: Retention::Recycle, record_bytes_max: 960 };
         LogWriter::new(Region::new(region_bytes).unwrap(), SHARD, 0, options)
+    }
+
+    /// What was put into a ring's staging region from an offset on, as `name lsn@position+count`, and where it ends.
+    fn told(staging: &Region, mut at: usize) -> (Vec<String>, usize) {
+        let mut said = Vec::new();
+        loop {
+            let mut len = [0; 4];
+            staging.get(at, &mut len);
+            let mut message = vec![0; u32::from_le_bytes(len) as usize];
+            if message.is_empty() {
+                return (said, at);
+            }
+            staging.get(at + 8, &mut message);
+            at += 8 + message.len().next_multiple_of(8);
+            said.push(match Reply::decode(&message).unwrap() {
+                Reply::Deliver { lsn, position, .. } => format!("record {lsn}@{position}"),
+                Reply::Decreed { lsn, position, count, .. } => format!("void {lsn}@{position}+{count}"),
+                Reply::Unavailable { lsn, position, count, .. } => format!("missing {lsn}@{position}+{count}"),
+                other => panic!("{other:?}"),
+            });
+        }
+    }
+
+    #[test]
+    fn a_lost_shard_is_told_as_missing_and_void_and_goes_on_behind_when_it_has_returned_without_memory() {
+        // Two slots a cut, four cuts; slots 0 and 1 are bound when the shard is lost.
+        let mut ledger = granted(WindowMode::Fixed, 4, 2);
+        apply(&mut ledger, |b| encode_cut(b, 0, CutPoint { window: 0, cut: 1, prefix: 0 }));
+        apply(&mut ledger, |b| encode_view_change(b, 1, SHARD));
+        let (incoming, staging) = (Region::new(8192).unwrap(), Region::new(4096).unwrap());
+        let mut ring = Ring::new(incoming, staging.clone(), RegionKey(0), 4096, 4096);
+        let mut stream = Stream::new((1, SHARD), Position(1), 1 << 20, &ledger);
+        let (_, end) = deliver_lost(&mut stream, &ledger, &mut ring);
+        assert!(matches!(end, Delivery::Caught), "{end:?}");
+        let (said, at) = told(&staging, 0);
+        assert_eq!(said, ["missing 1@1+1", "void 2@2+2", "void 2@4+2", "void 2@6+2"]);
+        let (delivered, _) = deliver_lost(&mut stream, &ledger, &mut ring);
+        assert_eq!(delivered.messages, 0, "once");
+        // It returns with an empty log.
+        let head = grant_head(1, WindowMode::Fixed, 1, 4, Position(8));
+        let member = Member { shard: SHARD, quota: 1, first_lsn: Lsn(2), open: true };
+        apply(&mut ledger, |b| encode_grant(b, head, &[member]));
+        let mut verifier = Verifier::new(Region::new(256 << 10).unwrap(), SHARD);
+        verifier.restart(Place { lsn: Lsn(2), ..verifier.place() });
+        let options = LogOptions { retention: Retention::Recycle, record_bytes_max: 960 };
+        let mut log = LogWriter::take_over(verifier, 2, options);
+        let port = port(&log);
+        assert_eq!(missing_below(&port, Lsn(2), &ledger), Lsn(2));
+        log.record(ClientId(1), 0, b"record");
+        assert_eq!(missing_below(&port, Lsn(3), &ledger), Lsn(2));
+        let source = Source { port: &port, epoch: None, deliverable: Lsn(3) };
+        let (delivered, _) = deliver(&mut stream, &source, &ledger, &mut ring);
+        assert_eq!(delivered.records, 1);
+        let (said, at) = told(&staging, at);
+        assert_eq!(said, ["record 2@8"]);
+        let mut other = Stream::new((2, SHARD), Position(0), 1 << 20, &ledger);
+        deliver(&mut other, &source, &ledger, &mut ring);
+        let expected = ["missing 0@0+2", "void 2@2+2", "void 2@4+2", "void 2@6+2", "record 2@8"];
+        assert_eq!(told(&staging, at).0, expected);
     }
 
     #[test]

@@ -306,6 +306,7 @@ impl<T: Transport> ReplicaAgent<T> {
         leader.begin(now_ns, others, &mut self.gate.answers);
         self.life = Some(Life::Leading(leader));
         self.counters.is_primary.set(1);
+        self.counters.is_member.set(1);
         self.publish();
         self.gate.progress.set_serving(Some(self.epoch));
         self.gate.waker.wake();

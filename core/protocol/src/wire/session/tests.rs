@@ -59,6 +59,8 @@ fn replies_come_back_and_shorter_ones_are_refused() {
         Reply::Unavailable { stream: 1, lsn, position, count: 6, view: 7 },
         Reply::Trimmed { stream: 1, head: position },
         Reply::NotHere { stream: 1 },
+        Reply::Crowded { stream: 1, subscriptions_max: 2 },
+        Reply::Closing,
         Reply::Order { index: 8, entry: b"" },
         Reply::Snapshot { index: 1, base: position, entries: 2, view: 3 },
         Reply::TailIs { token: 1, position, index: 5 },
@@ -87,6 +89,7 @@ fn replies_come_back_and_shorter_ones_are_refused() {
         Refusal::Failed,
         Refusal::Closed { instead: shard },
         Refusal::OldView { view: 3 },
+        Refusal::Forbidden,
     ] {
         replies.push(Reply::Refused { shard, attempt: 6, seq: 2, refusal });
     }
@@ -105,7 +108,7 @@ proptest! {
     fn any_bytes_are_refused_or_mean_exactly_one_message(mut bytes in prop::collection::vec(any::<u8>(), 0..120)) {
         // Most random tags are unknown: make known ones likely.
         if bytes.len() > 2 {
-            bytes[0] %= 16;
+            bytes[0] %= 18;
             bytes[1] = 0;
         }
         if let Ok(request) = Request::decode(&bytes) {

@@ -78,3 +78,34 @@ fn a_closed_shard_says_where_to_go_and_takes_the_lane_s_number_again() {
     assert_eq!(rig.said(), ["refused 0 #0, 1 instead", "refused 0 #1"]);
     assert_eq!(rig.session.append(ShardId(0), b"r2"), Ok(0), "the shard may take appends again");
 }
+
+#[test]
+fn a_refusal_for_want_of_a_right_is_told_for_each_and_the_session_goes_on() {
+    let mut rig = Rig::new();
+    rig.run();
+    for record in [b"r0", b"r1"] {
+        rig.session.append(ShardId(0), record).unwrap();
+    }
+    rig.session.change(4, Change::Join(ShardId(1)));
+    rig.run();
+    let refused = |seq| Reply::Refused { shard: ShardId(0), attempt: 1, seq, refusal: Refusal::Forbidden };
+    rig.net.world().reply(0, refused(0));
+    rig.net.world().reply(0, refused(1));
+    rig.net.world().reply(0, Reply::ChangeIs { token: 0, outcome: Err(ChangeError::Forbidden) });
+    let forbidden = ChangeError::Forbidden;
+    assert_eq!(rig.said(), ["refused 0 #0".to_owned(), "refused 0 #1".to_owned(), format!("member 4 {forbidden}")]);
+}
+
+#[test]
+fn a_gate_that_is_about_to_end_still_answers_and_is_told_what_was_read() {
+    let mut rig = Rig::new();
+    rig.run();
+    rig.session.append(ShardId(0), b"r0").unwrap();
+    rig.run();
+    rig.net.world().reply(0, Reply::Closing);
+    rig.run();
+    let told = rig.log.said.iter().any(|line| line.ends_with(": the node is shutting down"));
+    assert!(told, "{:?}", rig.log.said);
+    rig.net.world().reply(0, Reply::Acknowledged { shard: ShardId(0), seq: 0, position: Position(7) });
+    assert_eq!(rig.said(), ["ack 0 #0 @7"]);
+}

@@ -4,9 +4,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use antelog_protocol::ledger::grant_head;
-use antelog_protocol::wire::order::{ORDER_ENTRY_BYTES_MAX, encode_cut, encode_grant, encode_view_change};
+use antelog_protocol::wire::order::{
+    Decree, ORDER_ENTRY_BYTES_MAX, ShardChangeHead, encode_cut, encode_decree, encode_grant, encode_shard_change,
+    encode_view_change,
+};
 use antelog_protocol::wire::session::{Reply, Request, SESSION_HEAD_BYTES_MAX, ShardGates};
-use antelog_protocol::{ChangeError, CutPoint, Lsn, Member, WindowMode};
+use antelog_protocol::{ChangeError, CutPoint, Lsn, Member, ReplicaId, WindowMode};
 
 use super::super::*;
 use crate::channel::Ring;
@@ -279,38 +282,81 @@ impl World {
     }
 
     pub fn snapshot(&mut self, gate: usize, index: u64, entries: &[Vec<u8>]) {
+        self.snapshot_in(0, gate, (index, 0), entries);
+    }
+
+    pub fn snapshot_in(&mut self, view: u32, gate: usize, (index, base): (u64, u64), entries: &[Vec<u8>]) {
         let count = entries.len() as u32;
-        self.reply(gate, Reply::Snapshot { index, base: Position(0), entries: count, view: 0 });
+        self.reply(gate, Reply::Snapshot { index, base: Position(base), entries: count, view });
         for entry in entries {
             self.order(gate, 0, entry);
         }
     }
 
     pub fn deliver(&mut self, gate: usize, stream: u32, lsn: u64, position: u64, record: &[u8]) {
+        self.deliver_in(0, gate, stream, (lsn, position), record);
+    }
+
+    pub fn deliver_in(&mut self, view: u32, gate: usize, stream: u32, (lsn, position): (u64, u64), record: &[u8]) {
         let (lsn, position, client) = (Lsn(lsn), Position(position), ClientId(9));
-        let reply = Reply::Deliver { stream, lsn, position, view: 0, speculative: true, client, seq: 0, record };
+        let reply = Reply::Deliver { stream, lsn, position, view, speculative: true, client, seq: 0, record };
         self.reply(gate, reply);
+    }
+
+    /// The stream that the client asked this gate for last, of a shard.
+    pub fn stream(&mut self, gate: usize, shard: u16) -> u32 {
+        self.read(gate);
+        let wanted = format!("shard {shard} @");
+        let asked = |line: &&String| line.starts_with("subscribe") && line.contains(&wanted);
+        let line = self.gates[gate].requests.iter().rev().find(asked).expect("the stream was asked for");
+        line.split(' ').nth(1).unwrap().parse().unwrap()
     }
 }
 
 /// Shards 0 and 1 with quota 1 each: even positions belong to shard 0. A window of `cuts` cuts.
 pub fn grant(cuts: u32) -> Vec<u8> {
-    let member = |shard| Member { shard: ShardId(shard), quota: 1, first_lsn: Lsn(0), open: true };
+    grant_in(0, (0, cuts), 0, [0, 0])
+}
+
+/// As `grant`: in a view, a window from a position on, with the first slots of both shards.
+pub fn grant_in(view: u32, (window, cuts): (u64, u32), start: u64, lsns: [u64; 2]) -> Vec<u8> {
+    let member = |at: usize| Member { shard: ShardId(at as u16), quota: 1, first_lsn: Lsn(lsns[at]), open: true };
     let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
-    let head = grant_head(0, WindowMode::Fixed, 0, cuts, Position(0));
+    let head = grant_head(view, WindowMode::Fixed, window, cuts, Position(start));
     let len = encode_grant(&mut buffer, head, &[member(0), member(1)]);
     buffer[..len].to_vec()
 }
 
 pub fn cut(cut: u32, prefix: u16) -> Vec<u8> {
+    cut_in(0, 0, cut, prefix)
+}
+
+pub fn cut_in(view: u32, window: u64, cut: u32, prefix: u16) -> Vec<u8> {
     let mut buffer = [0; 64];
-    let len = encode_cut(&mut buffer, 0, CutPoint { window: 0, cut, prefix });
+    let len = encode_cut(&mut buffer, view, CutPoint { window, cut, prefix });
     buffer[..len].to_vec()
 }
 
 pub fn view_change(view: u32, shard: u16) -> Vec<u8> {
     let mut buffer = [0; 64];
     let len = encode_view_change(&mut buffer, view, ShardId(shard));
+    buffer[..len].to_vec()
+}
+
+/// Replica `primary` leads the shard from now on, and is its only member.
+pub fn members(view: u32, (shard, change): (u16, u32), epoch: u32, primary: u16) -> Vec<u8> {
+    let mut buffer = [0; 256];
+    let head = ShardChangeHead { view, shard: ShardId(shard), change, epoch, primary };
+    let replica = |number| ReplicaId { number, incarnation: 1 };
+    let len = encode_shard_change(&mut buffer, head, &[replica(primary)]);
+    buffer[..len].to_vec()
+}
+
+/// Part of a snapshot: the shard was lost in this view.
+pub fn decree(view: u32, shard: u16, (from, lease_end): (u64, u64), lsn: u64) -> Vec<u8> {
+    let mut buffer = [0; 64];
+    let (from, lease_end, lsn) = (Position(from), Position(lease_end), Lsn(lsn));
+    let len = encode_decree(&mut buffer, &Decree { view, shard: ShardId(shard), from, lease_end, lsn });
     buffer[..len].to_vec()
 }
 
