@@ -17,6 +17,7 @@
 mod client;
 mod cluster;
 mod control;
+pub(crate) mod disk;
 mod faults;
 pub mod knobs;
 mod machine;

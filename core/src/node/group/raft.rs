@@ -339,7 +339,7 @@ impl RaftGroup {
         let last = raft.raft_log.last_index();
         let broken = match m.msg_type {
             MessageType::MsgHeartbeat => m.commit > last,
-            MessageType::MsgAppendResponse => m.term >= raft.term && m.index > last,
+            MessageType::MsgAppendResponse => raft.state == StateRole::Leader && m.term == raft.term && m.index > last,
             MessageType::MsgAppend if m.term >= raft.term => m.entries.iter().any(|e| {
                 e.index <= raft.raft_log.committed && raft.raft_log.term(e.index).is_ok_and(|t| t > 0 && t != e.term)
             }),
@@ -600,7 +600,7 @@ impl RaftGroup {
                 self.on_kept(record);
             }
             self.apply(&committed);
-            self.raw.advance_apply();
+            self.advance_applied();
         }
         self.look_at_role();
         self.cut();
@@ -624,7 +624,13 @@ impl RaftGroup {
             self.raw.on_persist_ready(number);
             self.send(messages);
         }
+        self.advance_applied();
         self.held.len() < before
+    }
+
+    /// Tells Raft what is applied. A snapshot counts when it is kept.
+    fn advance_applied(&mut self) {
+        self.raw.advance_apply_to(self.applied.min(self.raw.raft.raft_log.persisted));
     }
 
     fn send(&mut self, messages: Vec<Message>) {

@@ -1,6 +1,12 @@
 //! Groups on a tiny network: members in one process, messages delivered in order, connections cut at will.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use super::journal::Journal;
 use super::*;
+use crate::sim::disk::SimDisk;
+use crate::sim::rng::Rng;
 
 const TICK_NS: u64 = 1_000_000;
 
@@ -11,12 +17,24 @@ struct Net {
     now_ns: u64,
     learned: Vec<Vec<Learned>>,
     incarnations: u64,
+    /// One a member, or none.
+    disks: Vec<Rc<RefCell<SimDisk>>>,
 }
 
 impl Net {
     fn new(members: usize) -> Net {
-        let mut net =
-            Net { groups: Vec::new(), cut: Vec::new(), now_ns: 0, learned: vec![Vec::new(); members], incarnations: 0 };
+        Net::with_disks(members, Vec::new())
+    }
+
+    /// Members whose journals take up to half a tick to keep a record.
+    fn on_disks(members: usize, seed: u64) -> Net {
+        let disk = |member| SimDisk::new(Rng::new(seed, member as u64), TICK_NS / 2);
+        Net::with_disks(members, (0..members).map(disk).collect())
+    }
+
+    fn with_disks(members: usize, disks: Vec<Rc<RefCell<SimDisk>>>) -> Net {
+        let learned = vec![Vec::new(); members];
+        let mut net = Net { groups: Vec::new(), cut: Vec::new(), now_ns: 0, learned, incarnations: 0, disks };
         net.groups.resize_with(members, || None);
         (0..members).for_each(|m| net.start(m));
         net
@@ -26,15 +44,23 @@ impl Net {
         self.incarnations += 1;
         let nodes: Vec<u16> = (0..self.groups.len() as u16).map(|n| 10 + n).collect();
         let id = raft::member_id(self.incarnations, nodes[member]);
-        self.groups[member] =
-            Some(RaftGroup::new(GroupParts { nodes, own: member, id, tick_ns: TICK_NS, replicas: 9, journal: None }));
+        let journal = self.disks.get(member).map(|disk| {
+            let (journal, recovered) = SimDisk::open(disk, id, true);
+            (Box::new(journal) as Box<dyn Journal>, recovered)
+        });
+        let parts = GroupParts { nodes, own: member, id, tick_ns: TICK_NS, replicas: 9, journal };
+        self.groups[member] = Some(RaftGroup::new(parts));
         self.learned[member].clear();
         for other in 0..self.groups.len() {
             self.connect(member, other);
         }
     }
 
+    /// The member's machine stops, and with it what its disk was about to keep.
     fn stop(&mut self, member: usize) {
+        if let Some(disk) = self.disks.get(member) {
+            disk.borrow_mut().crash();
+        }
         self.groups[member] = None;
         for other in self.groups.iter_mut().flatten() {
             other.disconnected(member);
@@ -97,8 +123,12 @@ impl Net {
                 while let Some(news) = group.as_mut().and_then(RaftGroup::learn) {
                     learned.push(news);
                 }
-                if let Some(group) = group.as_mut().filter(|g| g.wants_snapshot()) {
-                    group.offer_snapshot(b"state".repeat(3000));
+            }
+            for member in 0..self.groups.len() {
+                if self.groups[member].as_ref().is_some_and(RaftGroup::wants_snapshot) {
+                    let state =
+                        if self.disks.is_empty() { b"state".repeat(3000) } else { self.state_of(member).concat() };
+                    self.group(member).offer_snapshot(state);
                 }
             }
             if !moved {
@@ -113,6 +143,12 @@ impl Net {
             let now_ns = self.now_ns;
             self.groups.iter_mut().flatten().for_each(|g| g.tick(now_ns));
             self.deliver();
+            // What was kept meanwhile lets messages go.
+            for part in 1..4 {
+                let now_ns = now_ns + part * TICK_NS / 4;
+                self.groups.iter_mut().flatten().for_each(|g| g.settle(now_ns));
+                self.deliver();
+            }
         }
     }
 
@@ -129,6 +165,27 @@ impl Net {
             }
         }
         panic!("no leader after 100 ticks");
+    }
+
+    /// All that a member has learned: its state.
+    fn state_of(&self, member: usize) -> Vec<Vec<u8>> {
+        let mut state = Vec::new();
+        for news in &self.learned[member] {
+            match news {
+                Learned::Committed(payload) => state.push(payload[..4].to_vec()),
+                Learned::Installed(bytes) => state = bytes.chunks(4).map(<[u8]>::to_vec).collect(),
+                Learned::Leads { .. } | Learned::Follows => {}
+            }
+        }
+        state
+    }
+
+    /// What a member has learned is what is known so far, or goes on from there.
+    fn compare(&self, member: usize, truth: &mut Vec<Vec<u8>>) {
+        let state = self.state_of(member);
+        let common = state.len().min(truth.len());
+        assert!(state[..common] == truth[..common], "member {member} has learned something else");
+        truth.extend_from_slice(&state[common..]);
     }
 
     fn committed(&self, member: usize) -> Vec<&[u8]> {
@@ -273,6 +330,71 @@ fn members_say_which_replicas_they_hear() {
     assert_eq!(net.group(leader).heard_elsewhere(7), None);
     net.run(40);
     assert_eq!(net.group(leader).heard_elsewhere(8), None, "that was long ago");
+}
+
+#[test]
+fn members_come_back_with_what_they_have_kept() {
+    let mut net = Net::on_disks(3, 1);
+    let leader = net.leader();
+    for payload in [&b"aaaa"[..], b"bbbb"] {
+        assert!(net.group(leader).propose(payload.to_vec()));
+        net.run(2);
+    }
+    let ids: Vec<u64> = (0..3).map(|m| net.group(m).id()).collect();
+    (0..3).for_each(|m| net.stop(m));
+    (0..3).for_each(|m| net.start(m));
+    net.leader();
+    net.run(5);
+    for (member, id) in ids.into_iter().enumerate() {
+        assert_eq!(net.group(member).id(), id, "they are the same members");
+        assert_eq!(net.committed(member), [b"aaaa", b"bbbb"]);
+    }
+}
+
+/// Members crash and come back all the time; whatever one of them learned, every other one learns, in the same order.
+#[test]
+fn nothing_that_was_learned_is_ever_lost_or_changed() {
+    let (mut committed, mut crashes, mut installed) = (0, 0, 0);
+    for seed in 0..25 {
+        let mut rng = Rng::new(seed, 9);
+        let members = rng.pick(&[1usize, 3, 3, 5]);
+        let mut net = Net::on_disks(members, seed);
+        let mut proposed = 0u32;
+        // What is known to be committed: by index, from the first that learned it.
+        let mut truth: Vec<Vec<u8>> = Vec::new();
+        for _ in 0..120 {
+            net.run(rng.range(1, 8));
+            for member in net.leaders() {
+                for _ in 0..rng.below(40) {
+                    proposed += 1;
+                    let payload = [&proposed.to_le_bytes()[..], &[7; 200]].concat();
+                    net.group(member).propose(payload);
+                }
+            }
+            match rng.below(6) {
+                0 => {
+                    let member = rng.below(members as u64) as usize;
+                    net.stop(member);
+                    net.start(member);
+                    crashes += 1;
+                }
+                1 if members > 1 => net.isolate(rng.below(members as u64) as usize),
+                2 => net.heal(),
+                _ => {}
+            }
+            for member in 0..members {
+                net.compare(member, &mut truth);
+            }
+        }
+        net.heal();
+        net.run(100);
+        (0..members).for_each(|member| net.compare(member, &mut truth));
+        let all: Vec<usize> = (0..members).map(|m| net.state_of(m).len()).collect();
+        assert!(all.iter().all(|len| *len == truth.len()), "seed {seed}: {all:?} of {}", truth.len());
+        committed += truth.len();
+        installed += net.learned.iter().flatten().filter(|l| matches!(l, Learned::Installed(_))).count();
+    }
+    assert!(committed > 8_000 && crashes > 200 && installed > 8, "{committed}, {crashes}, {installed}");
 }
 
 #[test]
