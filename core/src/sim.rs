@@ -17,6 +17,7 @@
 mod client;
 mod cluster;
 mod control;
+#[cfg(test)]
 pub(crate) mod disk;
 mod faults;
 pub mod knobs;

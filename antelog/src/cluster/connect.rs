@@ -2,7 +2,8 @@
 //!
 //! Replicas call the sequencer and the replicas of their shard with higher numbers, clients call gates. A connection that is
 //! lost is made again by whoever made it, at once and then with backoff. A replica that comes back without its memory is
-//! another incarnation, which the order log does not take for the one before; a sequencer that does so has lost the order log.
+//! another incarnation, which the order log does not take for the one before; a sequencer that does so has lost the order
+//! log.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;

@@ -294,8 +294,8 @@ impl<H: Clone> Merge<H> {
             .iter()
             .find(|h| h.index == index && h.held.position >= failed.from && h.held.is_record())
             .map(|h| h.held.position);
-        // What it delivered are positions without slots now; the slots come to lie elsewhere when the shard has returned. The
-        // positions have to be passed, perhaps by a ledger that does not go back so far.
+        // What it delivered are positions without slots now; the slots come to lie elsewhere when the shard has returned.
+        // The positions have to be passed, perhaps by a ledger that does not go back so far.
         let all = self.scope == Scope::All;
         let stream = &mut self.streams[index];
         stream.failed = Some(*failed);

@@ -191,7 +191,8 @@ pub struct Sequencer {
 }
 
 impl Sequencer {
-    /// A sequencer with an empty order log, which follows. Panics when the configuration breaks a limit of [`crate::limits`].
+    /// A sequencer with an empty order log, which follows. Panics when the configuration breaks a limit of
+    /// [`crate::limits`].
     pub fn new(config: SequencerConfig) -> Sequencer {
         let count = config.shards.len();
         assert!((1..=SHARDS_MAX).contains(&count), "a cluster has 1 to {SHARDS_MAX} shards, not {count}");

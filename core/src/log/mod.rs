@@ -63,8 +63,8 @@ impl Shared {
         Some(Place { epoch: header.epoch, crc, at_bytes, lsn: header.lsn })
     }
 
-    /// The place behind the last entry of which all slots are below `lsn`, if what is kept goes back that far; `end` is where
-    /// the log ends.
+    /// The place behind the last entry of which all slots are below `lsn`, if what is kept goes back that far; `end` is
+    /// where the log ends.
     fn place_before(&self, lsn: Lsn, end: Place) -> Option<Place> {
         if lsn >= end.lsn {
             return Some(end);

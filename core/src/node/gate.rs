@@ -6,6 +6,7 @@
 
 mod client;
 mod pace;
+mod read;
 mod stream;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};

@@ -1,5 +1,5 @@
-//! A simulated disk under the journal of a sequencer's member: a flush takes a drawn time, and a crash keeps a prefix of what
-//! is on its way, the last record torn anywhere.
+//! A simulated disk under the journal of a sequencer's member: a flush takes a drawn time, and a crash keeps a prefix of
+//! what is on its way, the last record torn anywhere.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

@@ -11,7 +11,7 @@
 //! | I3, I7 each record once, in the order of its session and shard | `Oracle::advance` |
 //! | I4, I5, I6 acknowledgements: position, real-time order, not before the cut | `Oracle::acknowledged` |
 //! | I4 what was bound or delivered stands on every later member too, as long as its primary keeps it | `truth` |
-//! | I9, I10, I15 taken back is only what a lost shard had not bound; cuts are the predetermined ones | `subscription`, `order` |
+//! | I9, I10, I15 taken back is only what a lost shard had not bound; cuts are predetermined | `subscription`, `order` |
 //! | I10 nobody calls a shard lost that has a member in good health | the run |
 //! | I11 bound or delivered is only what every member's region holds at that moment | `truth` |
 //! | I14 after a view change nothing of the lost shard is bound or acknowledged | `order`, `Oracle::acknowledged` |

@@ -306,8 +306,8 @@ fn a_change_of_members_is_void_unless_it_names_its_predecessor() {
     assert!(!now.holds(crate::ReplicaId { number: 1, incarnation: 72 }), "a reborn replica is another one");
 }
 
-/// Quotas 2 and 1, windows of 10 cuts: cut `c` covers a a b at 3c, 3c + 1, 3c + 2. Two windows are granted when `b` is lost in
-/// cut 3, of which `a`'s part is bound: position 11 on, slot 3 of `b`.
+/// Quotas 2 and 1, windows of 10 cuts: cut `c` covers a a b at 3c, 3c + 1, 3c + 2. Two windows are granted when `b` is
+/// lost in cut 3, of which `a`'s part is bound: position 11 on, slot 3 of `b`.
 fn lost() -> Ledger {
     let mut ledger = Ledger::new(8);
     members(&mut ledger, 0, 1, 1, 0, &[0]);

@@ -4,18 +4,16 @@
 use std::collections::VecDeque;
 
 use antelog_protocol::ledger::Ledger;
-use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::wire::change::ChangeOutcome;
 use antelog_protocol::wire::order::ORDER_ENTRY_BYTES_MAX;
-use antelog_protocol::wire::session::{ReadResult, Reply, Request, SESSION_HEAD_BYTES_MAX};
+use antelog_protocol::wire::session::{Reply, Request, SESSION_HEAD_BYTES_MAX};
 use antelog_protocol::{ChangeError, ClientId, Outcome as AppendOutcome, Position, Refusal, ShardId};
 
 use super::pace::Pace;
 use super::stream::{self, Delivery, Source, Stream};
-use super::{Common, GateConfig, Served};
+use super::{Common, GateConfig, Served, read};
 use crate::access::{Access, Grant};
 use crate::channel::Ring;
-use crate::log::Item;
 use crate::node::bus;
 use crate::node::replica::CHANGES_MAX;
 use crate::transport::{Full, PeerId, Transport};
@@ -256,16 +254,8 @@ impl Client {
             Request::Cancel { token } => self.reads.retain(|(waiting, _)| *waiting != token),
             Request::Unfollow => self.following = None,
             Request::Outcome { token, shard, client, seq } => {
-                if self.outcomes == OUTCOMES_MAX {
+                if !self.ask_outcome(common, token, shard, (client, seq)) {
                     return Ok(Taken::Stalled);
-                }
-                if let Served::Here(port) = common.served(shard) {
-                    if !common.ask(port, &bus::outcome(self.session, token, client, seq)) {
-                        return Ok(Taken::Stalled);
-                    }
-                    self.outcomes += 1;
-                } else {
-                    self.reply(Answer::Outcome { token, outcome: AppendOutcome::NotHere, next_seq: 0 });
                 }
             }
             Request::Tail { token } => {
@@ -287,6 +277,17 @@ impl Client {
         }
         self.ring.consume();
         Ok(Taken::Request)
+    }
+
+    /// Asks a shard of this process what became of an append; false when there is no room now.
+    fn ask_outcome(&mut self, common: &mut Common, token: u64, shard: ShardId, (client, seq): (ClientId, u64)) -> bool {
+        let Served::Here(port) = common.served(shard) else {
+            self.reply(Answer::Outcome { token, outcome: AppendOutcome::NotHere, next_seq: 0 });
+            return true;
+        };
+        let asked = self.outcomes < OUTCOMES_MAX && common.ask(port, &bus::outcome(self.session, token, client, seq));
+        self.outcomes += usize::from(asked);
+        asked
     }
 
     fn subscribe(
@@ -436,7 +437,7 @@ impl Client {
         let mut count = 0;
         for _ in 0..self.reads.len() {
             let Some((token, position)) = self.reads.pop_front() else { break };
-            match read(&mut self.ring, common, token, position) {
+            match read::answer(&mut self.ring, common, token, position) {
                 Ok(true) => count += 1,
                 Ok(false) => {
                     if position < committed {
@@ -539,7 +540,7 @@ fn reply_of(answer: Answer) -> Reply<'static> {
     }
 }
 
-fn push(ring: &mut Ring, reply: &Reply<'_>) -> Result<(), Full> {
+pub(super) fn push(ring: &mut Ring, reply: &Reply<'_>) -> Result<(), Full> {
     let mut head = [0; SESSION_HEAD_BYTES_MAX];
     let (len, body) = reply.encode(&mut head);
     ring.push(&[&head[..len], body])
@@ -559,51 +560,6 @@ fn snapshot(ledger: &Ledger) -> VecDeque<Vec<u8>> {
     let (len, _) = start.encode(&mut head);
     messages.push_front(head[..len].to_vec());
     messages
-}
-
-/// Answers one read. `Ok(false)`: its position is not bound yet, or its shard has not got that far here.
-fn read(ring: &mut Ring, common: &Common, token: u64, position: Position) -> Result<bool, Full> {
-    if position >= common.ledger.committed() && !planted(Mutant::ReadPastTheCommit) {
-        return Ok(false);
-    }
-    let is = |result| Reply::ReadIs { token, result };
-    let Some(slot) = common.ledger.locate(position) else {
-        let head = common.ledger.first_known();
-        return push(ring, &is(ReadResult::Trimmed(head))).map(|()| true);
-    };
-    if common.ledger.is_decreed(slot.shard, position) {
-        return push(ring, &is(ReadResult::NoOp)).map(|()| true);
-    }
-    let at = match common.served(slot.shard) {
-        Served::Here(port) => port,
-        Served::Soon => return Ok(false),
-        Served::Elsewhere => return push(ring, &is(ReadResult::Elsewhere(slot.shard))).map(|()| true),
-        Served::Lost => return push(ring, &is(ReadResult::Unavailable)).map(|()| true),
-    };
-    let (port, deliverable) = (&common.ports[at], common.deliverable[at]);
-    if slot.lsn >= deliverable {
-        return Ok(false);
-    }
-    if slot.lsn < stream::missing_below(port, &common.ledger) {
-        return push(ring, &is(ReadResult::Unavailable)).map(|()| true);
-    }
-    let log = &port.log;
-    let found = log.seek(slot.lsn).and_then(|mut cursor| log.item(&mut cursor).map(|item| (cursor, item)));
-    match found {
-        Ok((_, Item::NoOps { .. })) => push(ring, &is(ReadResult::NoOp))?,
-        Ok((cursor, Item::Record { header, offset })) => {
-            // Copied first and then checked: what was overwritten meanwhile must not be answered.
-            let mut record = Vec::new();
-            log.region().append_to(offset, header.length as usize, &mut record);
-            if log.check(cursor.at).is_ok() && port.progress.serving() == common.serving[at] {
-                push(ring, &is(ReadResult::Record(&record)))?;
-            } else {
-                return Ok(false);
-            }
-        }
-        Err(_) => push(ring, &is(ReadResult::Trimmed(stream::log_head(port, &common.ledger))))?,
-    }
-    Ok(true)
 }
 
 #[cfg(test)]

@@ -3,11 +3,13 @@
 //! The library decides; here is what it leaves open: who the members are, when it is later, what is kept, and in which
 //! bytes members talk. Nothing here does I/O or looks at a clock.
 
+mod members;
+
 use std::collections::VecDeque;
 use std::mem::take;
 
 use antelog_protocol::wire::DecodeError;
-use raft::eraftpb::{ConfChange, ConfChangeType, EntryType, Message, MessageType};
+use raft::eraftpb::{ConfChange, EntryType, Message, MessageType};
 use raft::{Config, RawNode, SnapshotStatus, StateRole};
 
 use super::journal::{Journal, Record, Recovered};
@@ -24,8 +26,6 @@ const HEARTBEAT_TICKS: usize = 2;
 const INFLIGHT_MAX: usize = 64;
 /// Messages waiting for one member; beyond that they are lost, which Raft allows.
 const OUTBOX_MAX: usize = 512;
-/// A new member takes part in votes when it lacks no more entries than this.
-const CAUGHT_UP: u64 = 64;
 /// Entries kept for members that are behind; one further behind gets a snapshot.
 const KEPT_ENTRIES: usize = 4096;
 /// Entries beyond those after which the log is cut.
@@ -503,66 +503,6 @@ impl RaftGroup {
         if let Some(id) = self.others[place].id {
             self.raw.transfer_leader(id);
             self.pump();
-        }
-    }
-
-    /// The leader makes room for members that came back as others, and has new ones take part.
-    fn replace_members(&mut self) {
-        let conf = self.raw.store().conf().clone();
-        for place in 0..self.others.len() {
-            let Some(id) = self.others[place].id.filter(|_| self.others[place].connected) else { continue };
-            if conf.voters.contains(&id) {
-                continue;
-            }
-            let all = conf.voters.iter().chain(&conf.learners);
-            let gone = all.copied().find(|v| node_of(*v) == node_of(id) && *v != id);
-            let change = match gone {
-                Some(gone) => (ConfChangeType::RemoveNode, gone),
-                None if !conf.learners.contains(&id) => (ConfChangeType::AddLearnerNode, id),
-                None if self.has_caught_up(id) => (ConfChangeType::AddNode, id),
-                None => continue,
-            };
-            self.reconfigure(change.0, change.1);
-        }
-    }
-
-    fn has_caught_up(&self, id: u64) -> bool {
-        let matched = self.raw.raft.prs().get(id).map_or(0, |progress| progress.matched);
-        matched + CAUGHT_UP > self.raw.raft.raft_log.last_index()
-    }
-
-    fn reconfigure(&mut self, kind: ConfChangeType, id: u64) {
-        if self.raw.raft.has_pending_conf() {
-            return;
-        }
-        let change = ConfChange { change_type: kind, node_id: id, ..ConfChange::default() };
-        let ours = Reconfigure { kind, id }.encode().to_vec();
-        let _ = self.raw.propose_conf_change(ours, change);
-        self.pump();
-    }
-
-    /// Whether a snapshot of this member's state is needed: by a member that is behind, or for a shorter journal.
-    pub fn wants_snapshot(&self) -> bool {
-        self.raw.store().wants_snapshot() || self.journal_is_long()
-    }
-
-    fn journal_is_long(&self) -> bool {
-        self.journal.as_ref().is_some_and(|journal| journal.is_long())
-    }
-
-    /// The state after all that was learned.
-    pub fn offer_snapshot(&mut self, data: Vec<u8>) {
-        assert!(self.learned.is_empty(), "a snapshot of what was learned so far");
-        let applied = self.applied;
-        self.raw.mut_store().offer_snapshot(applied, data);
-        if self.journal_is_long()
-            && let Some(journal) = &mut self.journal
-        {
-            let store = self.raw.store();
-            let entries: Vec<_> = store.entries_from(applied + 1).cloned().collect();
-            let record = Record { snapshot: store.kept_snapshot(), entries: &entries, hard: Some(store.hard()) };
-            self.handed += 1;
-            journal.replace(self.handed, &record);
         }
     }
 

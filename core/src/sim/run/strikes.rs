@@ -1,5 +1,5 @@
-//! Faults that hit processes, threads and whole shards: when, whom, and how. Unless whole shards may be lost, every shard keeps
-//! a member in good health; who that is, the order log says.
+//! Faults that hit processes, threads and whole shards: when, whom, and how. Unless whole shards may be lost, every shard
+//! keeps a member in good health; who that is, the order log says.
 
 use antelog_protocol::limits::REPLICAS_MAX;
 

@@ -1,0 +1,72 @@
+//! Members that come back as others, and states for those that are far behind.
+
+use raft::eraftpb::{ConfChange, ConfChangeType};
+
+use super::{RaftGroup, node_of};
+use crate::node::group::journal::Record;
+use crate::node::group::wire::Reconfigure;
+
+/// A new member takes part in votes when it lacks no more entries than this.
+const CAUGHT_UP: u64 = 64;
+
+impl RaftGroup {
+    /// The leader makes room for members that came back as others, and has new ones take part.
+    pub(super) fn replace_members(&mut self) {
+        let conf = self.raw.store().conf().clone();
+        for place in 0..self.others.len() {
+            let Some(id) = self.others[place].id.filter(|_| self.others[place].connected) else { continue };
+            if conf.voters.contains(&id) {
+                continue;
+            }
+            let all = conf.voters.iter().chain(&conf.learners);
+            let gone = all.copied().find(|v| node_of(*v) == node_of(id) && *v != id);
+            let change = match gone {
+                Some(gone) => (ConfChangeType::RemoveNode, gone),
+                None if !conf.learners.contains(&id) => (ConfChangeType::AddLearnerNode, id),
+                None if self.has_caught_up(id) => (ConfChangeType::AddNode, id),
+                None => continue,
+            };
+            self.reconfigure(change.0, change.1);
+        }
+    }
+
+    pub(super) fn has_caught_up(&self, id: u64) -> bool {
+        let matched = self.raw.raft.prs().get(id).map_or(0, |progress| progress.matched);
+        matched + CAUGHT_UP > self.raw.raft.raft_log.last_index()
+    }
+
+    pub(super) fn reconfigure(&mut self, kind: ConfChangeType, id: u64) {
+        if self.raw.raft.has_pending_conf() {
+            return;
+        }
+        let change = ConfChange { change_type: kind, node_id: id, ..ConfChange::default() };
+        let ours = Reconfigure { kind, id }.encode().to_vec();
+        let _ = self.raw.propose_conf_change(ours, change);
+        self.pump();
+    }
+
+    /// Whether a snapshot of this member's state is needed: by a member that is behind, or for a shorter journal.
+    pub fn wants_snapshot(&self) -> bool {
+        self.raw.store().wants_snapshot() || self.journal_is_long()
+    }
+
+    pub(super) fn journal_is_long(&self) -> bool {
+        self.journal.as_ref().is_some_and(|journal| journal.is_long())
+    }
+
+    /// The state after all that was learned.
+    pub fn offer_snapshot(&mut self, data: Vec<u8>) {
+        assert!(self.learned.is_empty(), "a snapshot of what was learned so far");
+        let applied = self.applied;
+        self.raw.mut_store().offer_snapshot(applied, data);
+        if self.journal_is_long()
+            && let Some(journal) = &mut self.journal
+        {
+            let store = self.raw.store();
+            let entries: Vec<_> = store.entries_from(applied + 1).cloned().collect();
+            let record = Record { snapshot: store.kept_snapshot(), entries: &entries, hard: Some(store.hard()) };
+            self.handed += 1;
+            journal.replace(self.handed, &record);
+        }
+    }
+}
