@@ -27,6 +27,7 @@ pub mod probes;
 mod queue;
 pub mod rng;
 mod run;
+mod sequencers;
 pub mod stage;
 mod tap;
 pub mod trace;

@@ -15,6 +15,7 @@ use super::knobs::Knobs;
 use super::network::{LinkKind, Shared, SimTransport};
 use super::overlay::{LinkOf, Overlay};
 use super::rng::Rng;
+use super::sequencers::{Site, Sites, sequencer_name};
 use super::tap::{Role, Tap};
 use crate::channel::spsc;
 use crate::counters::Counters;
@@ -22,10 +23,9 @@ use crate::log::{LogOptions, Verifier};
 use crate::mem::Region;
 use crate::node::bus::{GatePort, Progress, ShardPort};
 use crate::node::gate::{GateAgent, GateConfig, GateParts};
-use crate::node::group::{GroupParts, member_id};
 use crate::node::mailbox::{Admission, MailSender, Mailbox, Notice, mailbox};
 use crate::node::replica::{PEERS_MAX, ReplicaAgent, ReplicaParts, replica_name, replica_peer, sequencer_peer};
-use crate::node::sequencer::{Replica, SequencerAgent, SequencerParts};
+use crate::node::sequencer::SequencerAgent;
 use crate::node::{Agent, Waker};
 use crate::transport::{PeerId, Transport};
 
@@ -57,6 +57,7 @@ pub(super) struct Cluster<T: Transport> {
     pub(super) gates: Vec<usize>,
     /// Agents that are sequencers.
     pub(super) sequencers: Vec<usize>,
+    pub(super) sites: Sites,
     /// Each agent's end of the network.
     pub(super) endpoints: Vec<usize>,
     pub(super) counters: Vec<Counters>,
@@ -69,15 +70,6 @@ impl<T: Transport> Cluster<T> {
     /// The thread an agent runs on.
     pub(super) fn thread_of(&self, agent: usize) -> usize {
         self.threads.iter().position(|agents| agents.contains(&agent)).unwrap_or(0)
-    }
-
-    /// The sequencer that leads, of several: its agent's number, and its member's.
-    pub(super) fn leader(&self) -> Option<(usize, usize)> {
-        let leads = |agent: usize| match &self.runners[agent] {
-            Runner::Sequencer(sequencer) => sequencer.leads_a_group(),
-            _ => false,
-        };
-        self.sequencers.iter().position(|agent| leads(*agent)).map(|member| (self.sequencers[member], member))
     }
 
     /// On an idle log: a replica that has not verified exactly what its shard's primary has appended.
@@ -185,6 +177,7 @@ struct Builder<'a, O: Overlay> {
     lines: Vec<Line<LinkOf<O>>>,
     regions: Vec<Vec<Arc<Region>>>,
     endpoints: Vec<usize>,
+    sites: Sites,
 }
 
 /// Builds the cluster. `wake` makes the waker of a thread.
@@ -200,7 +193,9 @@ pub(super) fn build<O: Overlay>(
 ) -> std::io::Result<Cluster<O::Transport>> {
     let places = Places::new(knobs, wake);
     let (mails, counters, lines, regions, endpoints) = (vec![], vec![], vec![], vec![], vec![]);
-    let mut builder = Builder { knobs, network, overlay, notices, places, mails, counters, lines, regions, endpoints };
+    let sites = Sites::new(knobs);
+    let mut builder =
+        Builder { knobs, network, overlay, notices, places, mails, counters, lines, regions, endpoints, sites };
     let (sequencer_config, shard_configs) = protocol_configs(knobs);
     let processes = usize::from(knobs.processes);
     let (mut runners, mut ports) = (Vec::new(), Vec::new());
@@ -231,9 +226,9 @@ pub(super) fn build<O: Overlay>(
         shards: (0..knobs.shards).map(|s| gates_of(knobs, s)).collect(),
         ordering: knobs.ordering.name().into(),
     };
-    let Builder { places, mails, counters, lines, regions, endpoints, .. } = builder;
+    let Builder { places, mails, counters, lines, regions, endpoints, sites, .. } = builder;
     let threads = places.threads;
-    Ok(Cluster { runners, threads, mails, lines, gates, sequencers, endpoints, counters, regions, map })
+    Ok(Cluster { runners, threads, mails, lines, gates, sequencers, sites, endpoints, counters, regions, map })
 }
 
 /// The gates beside a shard's replicas.
@@ -259,9 +254,6 @@ impl<O: Overlay> Builder<'_, O> {
         let (thread, peers_max) = (self.places.of_agent[agent], peers as u16);
         let carrier = SimTransport::new(self.network, thread, peers_max);
         self.endpoints.push(carrier.endpoint());
-        if matches!(role, Role::Leader { .. }) {
-            self.network.borrow_mut().let_overtake(carrier.endpoint());
-        }
         Tap::new(self.overlay.transport(carrier, thread, peers_max), self.network, role, peers_max)
     }
 
@@ -339,27 +331,18 @@ impl<O: Overlay> Builder<'_, O> {
 
     fn sequencer(&mut self, member: u16, config: SequencerConfig) -> Runner<O::Transport> {
         let (knobs, agent) = (self.knobs, self.knobs.sequencer(member));
-        let members = 1 + knobs.backups;
-        let replica = |at: u16| Replica { peer: PeerId(at), shard: ShardId(at / members), replica: at % members };
-        let replicas: Vec<Replica> = (0..knobs.shards * members).map(replica).collect();
-        let first = replicas.len() as u16;
-        let name = if knobs.sequencers == 1 { "sequencer".into() } else { format!("sequencer-{member}") };
+        let (name, first) = (sequencer_name(knobs, member), knobs.replicas() as u16);
         for higher in member + 1..knobs.sequencers {
             let (callee, kind) = (knobs.sequencer(higher), LinkKind::Order);
             self.line((agent, &name), PeerId(first + higher), callee, PeerId(first + member), kind);
         }
-        let group = (knobs.sequencers > 1).then(|| GroupParts {
-            nodes: (0..knobs.sequencers).collect(),
-            own: member.into(),
-            id: member_id(1, member),
-            tick_ns: knobs.raft_tick_ns,
-            replicas: replicas.len(),
-            journal: None,
-        });
-        let transport =
-            self.transport(agent, replicas.len() + usize::from(knobs.sequencers), Role::Leader { replicas: first });
-        let (mailbox, counters) = (self.mailbox(agent), self.counters(&name));
-        let parts = SequencerParts { name, config, replicas, group, mailbox, notices: self.notices.clone(), counters };
-        Runner::Sequencer(Box::new(SequencerAgent::new(parts, transport)))
+        let counters = self.counters(&name);
+        let (thread, waker) = (self.places.of_agent[agent], self.places.waker(agent));
+        let (network, overlay, notices) = (self.network, &mut *self.overlay, self.notices);
+        let site = Site { knobs, network, overlay, notices, thread, waker, counters };
+        let (runner, mail, endpoint) = self.sites.build(site, member, config);
+        self.mails.push(mail);
+        self.endpoints.push(endpoint);
+        runner
     }
 }

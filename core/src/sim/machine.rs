@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::cluster::{self, Cluster, Runner};
@@ -18,8 +18,10 @@ use super::overlay::{LinkOf, Overlay};
 use super::probes::Probes;
 use super::queue::What;
 use super::rng::Rng;
+use super::sequencers::{Site, flushes, sequencer_name};
 use super::trace::Kind;
 use crate::access::Grant;
+use crate::counters::Counters;
 use crate::node::Waker;
 use crate::node::mailbox::{Admission, Notice};
 
@@ -57,6 +59,7 @@ pub(super) struct Machine<O: Overlay> {
     pub(super) calls: Rc<RefCell<Calls<LinkOf<O>>>>,
     pub(super) threads: Vec<Thread>,
     wakes: Arc<Mutex<Vec<usize>>>,
+    notices: Sender<Notice>,
     heard: Receiver<Notice>,
     pub(super) rng: Rng,
     /// What befalls sequencers; others' draws do not depend on it.
@@ -69,6 +72,12 @@ pub(super) struct Machine<O: Overlay> {
     pub(super) woken: VecDeque<usize>,
 }
 
+/// What wakes a thread.
+fn waker(wakes: &Arc<Mutex<Vec<usize>>>, thread: usize) -> Waker {
+    let wakes = wakes.clone();
+    Waker::calling(move || wakes.lock().unwrap_or_else(PoisonError::into_inner).push(thread))
+}
+
 impl<O: Overlay> Machine<O> {
     /// Builds everything; nothing has run.
     ///
@@ -78,11 +87,7 @@ impl<O: Overlay> Machine<O> {
         let network = Network::new(knobs.seed, knobs.net.clone(), written);
         let (notices, heard) = channel();
         let wakes: Arc<Mutex<Vec<usize>>> = Arc::default();
-        let wake = |thread| {
-            let wakes = wakes.clone();
-            Waker::calling(move || wakes.lock().unwrap_or_else(PoisonError::into_inner).push(thread))
-        };
-        let cluster = cluster::build(knobs, &network, &mut overlay, &notices, &wake)?;
+        let cluster = cluster::build(knobs, &network, &mut overlay, &notices, &|thread| waker(&wakes, thread))?;
         let calls = Calls {
             calls: Vec::new(),
             slots: Vec::new(),
@@ -98,6 +103,7 @@ impl<O: Overlay> Machine<O> {
             calls: Rc::new(RefCell::new(calls)),
             threads: Vec::new(),
             wakes,
+            notices,
             heard,
             rng: Rng::new(knobs.seed, 4),
             fate: Rng::new(knobs.seed, 7),
@@ -125,7 +131,7 @@ impl<O: Overlay> Machine<O> {
                 network.plan(self.rng.gap(*every_ns), What::Fault { kind });
             }
         }
-        if let Some(every_ns) = knobs.faults.leader_every_ns.filter(|_| knobs.sequencers > 1) {
+        if let Some(every_ns) = knobs.faults.leader_every_ns.filter(|_| knobs.sequencers > 1 || knobs.disk_ns.is_some()) {
             network.plan(self.fate.gap(every_ns), What::LeaderFault);
         }
     }
@@ -179,7 +185,7 @@ impl<O: Overlay> Machine<O> {
                 self.cluster.mails[gate].send(Admission::Client { session, link, ring_bytes, grant: Grant::default() });
             }
             What::Fault { kind } => self.lose_a_link(now_ns, kind),
-            What::LeaderFault => self.harm_the_leader(now_ns),
+            What::LeaderFault => self.harm_a_sequencer(now_ns),
             What::Overlay => {
                 let woken = self.overlay.borrow_mut().step();
                 self.network.borrow_mut().note(Kind::Overlay, woken.len() as u64, 0, 0);
@@ -308,13 +314,19 @@ impl<O: Overlay> Machine<O> {
         }
     }
 
-    /// The sequencer that leads stands still, is cut off from everybody, or hands over.
-    fn harm_the_leader(&mut self, now_ns: u64) {
+    /// The sequencer that leads stands still, is cut off from everybody, or hands over; or any one crashes.
+    fn harm_a_sequencer(&mut self, now_ns: u64) {
         let Some(every_ns) = self.knobs.faults.leader_every_ns.filter(|_| self.faulty) else { return };
         self.network.borrow_mut().plan(now_ns + self.fate.gap(every_ns) + 1, What::LeaderFault);
-        let Some((agent, member)) = self.cluster.leader() else { return };
         let for_ns = self.knobs.raft_tick_ns * self.fate.range(8, 40);
-        match self.fate.below(3) {
+        let others = self.cluster.sequencers.len() as u64 - 1;
+        let what = if others == 0 { 3 } else { self.fate.below(4) };
+        if what == 3 {
+            let (member, machine) = (self.fate.below(others + 1) as u16, self.fate.percent(50));
+            return self.crash(now_ns, member, machine, for_ns / 2);
+        }
+        let Some((agent, member)) = self.cluster.leader() else { return };
+        match what {
             0 => {
                 self.probes.add("leader paused", 1);
                 self.stall(self.cluster.thread_of(agent), now_ns + for_ns);
@@ -322,20 +334,60 @@ impl<O: Overlay> Machine<O> {
             1 => {
                 self.probes.add("leader isolated", 1);
                 self.isolated = (agent, now_ns + for_ns);
-                let mut network = self.network.borrow_mut();
-                for link in network.links_of(self.cluster.endpoints[agent]) {
-                    network.plan(now_ns, What::Lose { link });
-                }
+                self.lose_links_of(now_ns, agent);
             }
             _ => {
                 self.probes.add("leader hands over", 1);
-                let others = self.cluster.sequencers.len() as u64 - 1;
                 let to = (member + 1 + self.fate.below(others) as usize) % self.cluster.sequencers.len();
                 if let Runner::Sequencer(sequencer) = &mut self.cluster.runners[agent] {
                     sequencer.transfer_leadership(to);
                 }
             }
         }
+    }
+
+    fn lose_links_of(&mut self, now_ns: u64, agent: usize) {
+        let mut network = self.network.borrow_mut();
+        for link in network.links_of(self.cluster.endpoints[agent]) {
+            network.plan(now_ns, What::Lose { link });
+        }
+    }
+
+    /// A sequencer's process ends, or its machine does, and it comes back after a while: with what its disk has kept, or as
+    /// another member, which must not be one too many.
+    fn crash(&mut self, now_ns: u64, member: u16, machine: bool, for_ns: u64) {
+        let knobs = self.knobs.clone();
+        let keeps = self.cluster.sites.have_disks() && (!machine || flushes(&knobs));
+        if !keeps && !self.cluster.group_is_whole() {
+            return;
+        }
+        self.probes.add(if keeps { "sequencer crash" } else { "sequencer without memory" }, 1);
+        let agent = knobs.sequencer(member);
+        self.lose_links_of(now_ns, agent);
+        self.cluster.sites.crash(&knobs, member, machine);
+        let thread = self.cluster.thread_of(agent);
+        let counters = Counters::new(&sequencer_name(&knobs, member));
+        self.cluster.counters.push(counters.clone());
+        let overlay = self.overlay.clone();
+        let site = Site {
+            knobs: &knobs,
+            network: &self.network,
+            overlay: &mut *overlay.borrow_mut(),
+            notices: &self.notices,
+            thread,
+            waker: waker(&self.wakes, thread),
+            counters,
+        };
+        let (config, _) = cluster::protocol_configs(&knobs);
+        let (runner, mail, endpoint) = self.cluster.sites.build(site, member, config);
+        self.cluster.runners[agent] = runner;
+        self.cluster.mails[agent] = mail;
+        self.cluster.endpoints[agent] = endpoint;
+        for line in self.cluster.break_lines(agent) {
+            self.network.borrow_mut().plan(now_ns + for_ns, What::Dial { line });
+        }
+        self.stall(thread, now_ns + for_ns);
+        self.isolated = (agent, now_ns + for_ns);
     }
 
     fn dial_fails(&mut self) -> bool {
