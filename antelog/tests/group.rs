@@ -37,8 +37,7 @@ impl Cluster {
         let config = folder.file("cluster.toml", text.as_bytes());
         let clients = address(sequencers + 4);
         let replicas = replicas.map(|id| start(&config, id, &[])).collect();
-        let mut cluster =
-            Cluster { folder, config, clients, sequencers: Vec::new(), _replicas: replicas, appended: 0 };
+        let mut cluster = Cluster { folder, config, clients, sequencers: Vec::new(), _replicas: replicas, appended: 0 };
         cluster.sequencers.resize_with(sequencers.into(), || None);
         (0..sequencers).for_each(|id| cluster.start_sequencer(id));
         cluster

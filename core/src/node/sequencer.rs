@@ -267,7 +267,8 @@ impl<T: Transport> SequencerAgent<T> {
                 self.followers[usize::from(peer.0)].read_index = Some((token, question));
                 self.commit(now_ns);
             }
-            Some(Heard::Change(client, token, change)) if leads && answers < CHANGES_MAX => {
+            // It may ask for all of its changes again when it hears of a new leader.
+            Some(Heard::Change(client, token, change)) if leads && answers < 2 * CHANGES_MAX => {
                 self.change(now_ns, Asking { peer, client, token, change });
             }
             Some(Heard::ReadIndex(_) | Heard::Change(..)) if !leads => {}

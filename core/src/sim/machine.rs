@@ -131,7 +131,8 @@ impl<O: Overlay> Machine<O> {
                 network.plan(self.rng.gap(*every_ns), What::Fault { kind });
             }
         }
-        if let Some(every_ns) = knobs.faults.leader_every_ns.filter(|_| knobs.sequencers > 1 || knobs.disk_ns.is_some()) {
+        if let Some(every_ns) = knobs.faults.leader_every_ns.filter(|_| knobs.sequencers > 1 || knobs.disk_ns.is_some())
+        {
             network.plan(self.fate.gap(every_ns), What::LeaderFault);
         }
     }

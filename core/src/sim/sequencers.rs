@@ -43,8 +43,7 @@ pub(super) struct Site<'a, O: Overlay> {
 }
 
 /// A sequencer, how connections reach it, and its end of the network.
-pub(super) type Built<O> =
-    (Runner<<O as Overlay>::Transport>, MailSender<Admission<LinkOf<O>>>, usize);
+pub(super) type Built<O> = (Runner<<O as Overlay>::Transport>, MailSender<Admission<LinkOf<O>>>, usize);
 
 /// A member's name.
 pub(super) fn sequencer_name(knobs: &Knobs, member: u16) -> String {

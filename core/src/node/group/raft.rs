@@ -339,9 +339,7 @@ impl RaftGroup {
         let last = raft.raft_log.last_index();
         let broken = match m.msg_type {
             MessageType::MsgHeartbeat => m.commit > last,
-            MessageType::MsgAppendResponse => {
-                raft.state == StateRole::Leader && m.term == raft.term && m.index > last
-            }
+            MessageType::MsgAppendResponse => raft.state == StateRole::Leader && m.term == raft.term && m.index > last,
             MessageType::MsgAppend if m.term >= raft.term => m.entries.iter().any(|e| {
                 e.index <= raft.raft_log.committed && raft.raft_log.term(e.index).is_ok_and(|t| t > 0 && t != e.term)
             }),
