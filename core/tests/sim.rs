@@ -70,7 +70,7 @@ fn sixty_four_and_two_hundred_and_fifty_six_shards_pass() {
             rate_per_s: Some(500),
             load_ns: Some(20_000_000),
             ordering: Some(ordering),
-            sequencers: None,
+            ..Overrides::default()
         };
         passes(1, &overrides);
         passes(2, &Overrides { shards: Some(256), load_ns: Some(8_000_000), ..overrides });

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering as Atomic};
 
+use antelog_core::sim::knobs::FaultSet;
 use antelog_core::sim::{self, Failure, Knobs, Overrides, Probes, probes, simulate};
 use antelog_net_rdma::sim as rdma;
 use antelog_profile::figures::model::Model;
@@ -82,12 +83,17 @@ pub struct SimArgs {
     /// Sequencers, instead of as many as the seed draws
     #[arg(long, value_name = "N", value_parser = super::nodes::one_three_or_five)]
     sequencers: Option<u16>,
+    /// Which faults may happen: all, none, or some of lost-links, pauses, sessions, leaders, crashes, partitions, shard-loss;
+    /// instead of what the seed draws, which is processes that die, partitions and lost shards in some seeds only
+    #[arg(long, value_name = "LIST", value_parser = faults)]
+    faults: Option<FaultSet>,
     /// What the clusters use: the simulated network as it is, or the RDMA transport on an emulated fabric, over that
     #[arg(long, value_name = "TRANSPORT", value_enum, default_value_t = Transport::Tcp)]
     transport: Transport,
     /// Instead of seeds: a curve of the literature from the real code on virtual time
     #[arg(long, value_name = "FIGURE", value_parser = figure, conflicts_with_all = ["seed", "seed_from", "seeds"])]
-    #[arg(conflicts_with_all = ["trace", "transport", "shards", "rate", "minutes", "ms", "ordering", "sequencers"])]
+    #[arg(conflicts_with_all = ["trace", "transport", "shards", "rate", "minutes", "ms"])]
+    #[arg(conflicts_with_all = ["ordering", "sequencers", "faults"])]
     figure: Option<Figure>,
     /// With --figure: the latency model, paper, lan or a TOML file
     #[arg(long, value_name = "FILE", requires = "figure", default_value = "paper")]
@@ -109,6 +115,11 @@ fn ordering(text: &str) -> Result<Ordering, String> {
     Ordering::from_name(text).ok_or_else(|| format!("unknown ordering {text:?}: use fixed, free-tick or free-event"))
 }
 
+fn faults(text: &str) -> Result<FaultSet, String> {
+    let names = FaultSet::NAMES.join(", ");
+    FaultSet::from_names(text).ok_or_else(|| format!("unknown faults {text:?}: use all, none, or some of {names}"))
+}
+
 impl SimArgs {
     fn jobs(&self) -> usize {
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -117,8 +128,8 @@ impl SimArgs {
 
     fn overrides(&self) -> Overrides {
         let load_ns = self.minutes.map(|m| m * 60_000_000_000).or(self.ms.map(|ms| ms * 1_000_000));
-        let Self { shards, rate: rate_per_s, ordering, sequencers, .. } = *self;
-        Overrides { shards, rate_per_s, load_ns, ordering, sequencers }
+        let Self { shards, rate: rate_per_s, ordering, sequencers, faults, .. } = *self;
+        Overrides { shards, rate_per_s, load_ns, ordering, sequencers, faults }
     }
 
     /// The command that runs a seed again.
@@ -136,6 +147,7 @@ impl SimArgs {
         add("ms", self.ms.map(|v| v.to_string()));
         add("sequencers", self.sequencers.map(|n| n.to_string()));
         add("ordering", self.ordering.map(|v| v.name().to_owned()));
+        add("faults", self.faults.map(|v| v.to_string()));
         format!("{command}  # {}", version())
     }
 }

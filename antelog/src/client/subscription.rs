@@ -173,7 +173,7 @@ impl Subscription {
         let session_waits = std::mem::take(&mut buffer.session_waits);
         drop(buffer);
         if let (true, Some(client)) = (session_waits, &self.client) {
-            client.0.handle.wake();
+            client.0.handle.look();
         }
         Ok(self.taken.pop_front())
     }

@@ -63,6 +63,8 @@ pub(super) enum Command {
 #[derive(Debug, Default)]
 struct Queue {
     commands: Vec<Command>,
+    /// A reader has made room: something held back may be handed out.
+    look: bool,
     stop: bool,
     ended: bool,
 }
@@ -100,7 +102,13 @@ impl Handle {
         Ok(())
     }
 
-    pub(super) fn wake(&self) {
+    /// A reader has made room. Noted, not only rung: the thread may have found the room missing and not be asleep yet.
+    pub(super) fn look(&self) {
+        lock(&self.shared.queue).look = true;
+        self.wake();
+    }
+
+    fn wake(&self) {
         self.waker.wake();
     }
 
@@ -120,12 +128,13 @@ impl Handle {
     fn take(&self, into: &mut Vec<Command>) -> bool {
         let mut queue = lock(&self.shared.queue);
         std::mem::swap(&mut queue.commands, into);
+        queue.look = false;
         queue.stop
     }
 
     fn waiting(&self) -> bool {
         let queue = lock(&self.shared.queue);
-        queue.stop || !queue.commands.is_empty()
+        queue.stop || queue.look || !queue.commands.is_empty()
     }
 }
 
@@ -351,4 +360,21 @@ fn send<T: Transport, D: Dialer<T::Link>>(session: &mut Session<T, D>, shard: Sh
     };
     append.settle(Err(error));
     Sent::Never
+}
+
+#[cfg(test)]
+mod tests {
+    use antelog_core::node::Waker;
+
+    use super::*;
+
+    #[test]
+    fn room_that_a_reader_makes_before_the_thread_sleeps_is_not_missed() {
+        let handle = Handle::new(Waker::none());
+        assert!(!handle.waiting());
+        // The thread has found a buffer full and is on its way to bed; nobody can ring it out yet.
+        handle.look();
+        assert!(handle.waiting(), "what is looked at before falling asleep says so");
+        assert!(!handle.take(&mut Vec::new()) && !handle.waiting());
+    }
 }

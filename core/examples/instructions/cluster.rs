@@ -5,28 +5,29 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
 use antelog_core::access::Grant;
-use antelog_core::channel::mirror::{CONTROL_BYTES, Mirror};
 use antelog_core::channel::spsc;
 use antelog_core::client::session::{Dialed, Dialer, Session, SessionOptions};
 use antelog_core::client::{Record, SessionHandler, Slot, SubscriptionId};
 use antelog_core::counters::Counters;
-use antelog_core::log::{LogWriter, Retention};
+use antelog_core::log::{LogOptions, Retention, Verifier};
 use antelog_core::mem::Region;
-use antelog_core::node::backup::{BackupAgent, BackupParts};
 use antelog_core::node::bus::{GatePort, Progress, ShardPort};
 use antelog_core::node::gate::{GateAgent, GateConfig, GateParts};
 use antelog_core::node::mailbox::{Admission, MailSender, Mailbox, Notice, mailbox};
+use antelog_core::node::replica::{ReplicaAgent, ReplicaParts, replica_name, replica_peer, sequencer_peer};
 use antelog_core::node::sequencer::{Replica, SequencerAgent, SequencerParts};
-use antelog_core::node::shard::{ShardAgent, ShardParts};
 use antelog_core::node::{Agent, Waker};
 use antelog_core::transport::{PeerId, Transport};
 use antelog_protocol::client::{Event, Scope};
+use antelog_protocol::shard::ShardConfig;
 use antelog_protocol::wire::session::{ClusterMap, ShardGates};
-use antelog_protocol::{ClientId, Position, Refusal, ShardId};
+use antelog_protocol::{ClientId, Position, Refusal, ReplicaId, ShardId};
 
 use super::memory::{Link, Memory, Network};
 use super::{SHARDS, sequencer_config, shard_config};
 
+/// Replicas of each shard.
+const REPLICAS: u16 = 2;
 /// Bytes of a record.
 const RECORD_BYTES: usize = 4096;
 /// Largest record.
@@ -141,53 +142,50 @@ impl Assembly {
     fn follow(&mut self, mail: &Mail, shard: ShardId, replica: u16) {
         let (ours, theirs) = self.network.link();
         let peer = PeerId(self.replicas.len() as u16);
-        mail.send(Admission::Node { peer: PeerId(0), link: ours });
+        mail.send(Admission::Node { peer: sequencer_peer(0), link: ours });
         self.sequencer.0.send(Admission::Node { peer, link: theirs });
         self.replicas.push(Replica { peer, shard, replica });
     }
 
     fn shard(&mut self, shard: ShardId) {
-        let (primary_mail, primary_mailbox) = mailbox(Waker::none());
-        let (backup_mail, backup_mailbox) = mailbox(Waker::none());
-        self.follow(&primary_mail, shard, 0);
-        self.follow(&backup_mail, shard, 1);
+        let (primary, backup) = (self.replica(shard, 0), self.replica(shard, 1));
         let (ours, theirs) = self.network.link();
-        primary_mail.send(Admission::Node { peer: PeerId(1), link: ours });
-        backup_mail.send(Admission::Node { peer: PeerId(1), link: theirs });
+        primary.send(Admission::Node { peer: replica_peer(1), link: ours });
+        backup.send(Admission::Node { peer: replica_peer(0), link: theirs });
+    }
 
+    fn replica(&mut self, shard: ShardId, number: u16) -> Mail {
+        let (mail, mailbox) = mailbox(Waker::none());
+        self.follow(&mail, shard, number);
         let region = Region::new(REGION_BYTES).expect("memory");
-        let log = LogWriter::new(region.clone(), shard, 0, Retention::Recycle, RECORD_BYTES_MAX as usize);
+        let log = Verifier::new(region.clone(), shard);
         let (requests, shard_requests) = spsc::channel(512 << 10, Waker::none()).expect("memory");
         let (shard_answers, answers) = spsc::channel(1 << 20, Waker::none()).expect("memory");
-        let progress = Arc::new(Progress::default());
-        self.ports.push(ShardPort { shard, log: log.reader(), progress: progress.clone(), requests, answers });
-        let gate = GatePort { progress, requests: shard_requests, answers: shard_answers, waker: Waker::none() };
+        let (progress, relays) = (Arc::new(Progress::default()), self.ports.is_empty());
+        let gate = GatePort {
+            progress: progress.clone(),
+            requests: shard_requests,
+            answers: shard_answers,
+            waker: Waker::none(),
+            relays,
+        };
+        self.ports.push(ShardPort { shard, replica: number, log: log.reader(), progress, requests, answers });
+        let replica = ReplicaId { number, incarnation: u64::from(number) + 1 };
         let mut transport = self.network.transport();
         let source = transport.register(region);
-        let control = Region::new(CONTROL_BYTES).expect("memory");
-        let parts = ShardParts {
-            config: shard_config(shard.0),
+        let parts = ReplicaParts {
+            config: ShardConfig { replica, epoch: 0, ..shard_config(shard.0) },
+            replicas: REPLICAS,
             report_delay_ns: 0,
+            options: LogOptions { retention: Retention::Recycle, record_bytes_max: RECORD_BYTES_MAX as usize },
             log,
-            mirrors: vec![Mirror::new(PeerId(1), source, REGION_BYTES, control)],
             gate,
-            mailbox: primary_mailbox,
+            mailbox,
             notices: self.notices.clone(),
-            counters: self.counters("shard"),
+            counters: self.counters(&replica_name(shard, number)),
         };
-        self.agents.push(Box::new(ShardAgent::new(parts, transport)));
-
-        let parts = BackupParts {
-            shard,
-            replica: 1,
-            region: Region::new(REGION_BYTES).expect("memory"),
-            report_every_ns: 25_000_000,
-            free_cuts_max: 16,
-            mailbox: backup_mailbox,
-            notices: self.notices.clone(),
-            counters: self.counters("backup"),
-        };
-        self.agents.push(Box::new(BackupAgent::new(parts, self.network.transport()).expect("memory")));
+        self.agents.push(Box::new(ReplicaAgent::new(parts, source, transport).expect("memory")));
+        mail
     }
 
     fn gate(&mut self) -> Mail {
@@ -208,8 +206,14 @@ impl Assembly {
     }
 
     fn sequencer(&mut self) {
+        let mut config = sequencer_config();
+        for shard in &mut config.shards {
+            (shard.replicas, shard.members) = (REPLICAS, REPLICAS);
+        }
         let parts = SequencerParts {
-            config: sequencer_config(),
+            name: "sequencer".into(),
+            config,
+            group: None,
             replicas: std::mem::take(&mut self.replicas),
             mailbox: self.sequencer.1.take().expect("one sequencer"),
             notices: self.notices.clone(),

@@ -122,6 +122,8 @@ struct Stream<H> {
     /// Positions of this stream below this one have been received.
     next_position: Position,
     failed: Option<Failed>,
+    /// Deliveries of a gate that knows a newer view than the ledger, and what came behind them: they wait for the ledger.
+    ahead: VecDeque<Slots<H>>,
 }
 
 #[derive(Debug)]
@@ -152,6 +154,7 @@ impl<H: Clone> Merge<H> {
             next_lsn: None,
             next_position: from,
             failed: None,
+            ahead: VecDeque::new(),
         });
         Merge {
             scope,
@@ -181,7 +184,7 @@ impl<H: Clone> Merge<H> {
 
     /// Whether anything that a shard delivered is not handed out.
     pub fn waiting(&self, shard: ShardId) -> bool {
-        self.streams.iter().any(|s| s.shard == shard && !s.queue.is_empty())
+        self.streams.iter().any(|s| s.shard == shard && !(s.queue.is_empty() && s.ahead.is_empty()))
     }
 
     /// First position not confirmed.
@@ -209,9 +212,30 @@ impl<H: Clone> Merge<H> {
     /// # Errors
     /// When the stream skips a slot or a position contradicts the ledger.
     pub fn on_slots(&mut self, ledger: &Ledger, slots: Slots<H>) -> Result<(), Contradiction> {
+        let Some(stream) = self.streams.iter_mut().find(|s| s.shard == slots.shard) else { return Ok(()) };
+        if slots.view > ledger.view() || !stream.ahead.is_empty() {
+            stream.ahead.push_back(slots);
+            return Ok(());
+        }
+        self.take_slots(ledger, slots)
+    }
+
+    /// Deliveries that waited for the ledger's view.
+    fn take_ahead(&mut self, ledger: &Ledger) -> Result<(), Contradiction> {
+        for at in 0..self.streams.len() {
+            while self.streams[at].ahead.front().is_some_and(|slots| slots.view <= ledger.view()) {
+                let Some(slots) = self.streams[at].ahead.pop_front() else { break };
+                self.take_slots(ledger, slots)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_slots(&mut self, ledger: &Ledger, slots: Slots<H>) -> Result<(), Contradiction> {
         let Slots { shard, lsn, position, count, view, content } = slots;
         let Some(stream) = self.streams.iter_mut().find(|s| s.shard == shard) else { return Ok(()) };
-        if stream.failed.is_some_and(|f| view < f.view && position >= f.from) {
+        let is_void = |f: &Failed| f.shard == shard && view < f.view && position >= f.from;
+        if stream.failed.as_ref().is_some_and(is_void) || ledger.failed().any(is_void) {
             return Ok(()); // I14: later deliveries of a failed shard are dropped by view.
         }
         if let Content::Decreed = content {
@@ -270,20 +294,31 @@ impl<H: Clone> Merge<H> {
             .iter()
             .find(|h| h.index == index && h.held.position >= failed.from && h.held.is_record())
             .map(|h| h.held.position);
+        // What it delivered are positions without slots now; the slots come to lie elsewhere when the shard has returned. The
+        // positions have to be passed, perhaps by a ledger that does not go back so far.
+        let all = self.scope == Scope::All;
         let stream = &mut self.streams[index];
         stream.failed = Some(*failed);
-        stream.queue.retain(|held| held.position < failed.from);
+        let handed = self.handed.iter_mut().filter(|h| h.index == index).map(|h| &mut h.held);
+        for held in handed.chain(&mut stream.queue).filter(|held| held.position >= failed.from) {
+            held.content = Content::Decreed;
+        }
+        if !all {
+            stream.queue.retain(|held| held.position < failed.from);
+        }
         if stream.next_lsn.is_some_and(|next| next > failed.lsn) {
             // What was bound was delivered; the stream goes on with the first slot that was not, wherever that comes to lie.
             stream.next_lsn = Some(failed.lsn);
-            stream.next_position = stream.next_position.min(failed.from);
+            if !all {
+                stream.next_position = stream.next_position.min(failed.from);
+            }
         }
         let Some(first_lost) = lost else { return };
         invariant!(I9, first_lost >= self.confirmed, "a failure at {first_lost} below the confirmed prefix");
         // Take back what was handed out from there on; live shards' records go to the front of their queues again.
         while self.handed.back().is_some_and(|h| h.held.position >= first_lost) {
             let Some(Handed { index: from, held }) = self.handed.pop_back() else { break };
-            if from != index {
+            if from != index || all {
                 self.streams[from].queue.push_front(held);
             }
         }
@@ -296,6 +331,9 @@ impl<H: Clone> Merge<H> {
     /// # Errors
     /// When what was delivered contradicts what is bound (I8).
     pub fn poll(&mut self, ledger: &Ledger) -> Result<Option<Event<H>>, Contradiction> {
+        if self.streams.iter().any(|s| !s.ahead.is_empty()) {
+            self.take_ahead(ledger)?;
+        }
         if let Some(from) = self.fail {
             // What was bound before the failure is confirmed first.
             let upto = ledger.committed().min(from);

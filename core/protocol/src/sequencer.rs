@@ -154,6 +154,8 @@ pub struct Sequencer {
     /// Something happened to a replica.
     look: bool,
     look_at_ns: Option<u64>,
+    /// When anything was last decided.
+    awake_ns: u64,
     progress: Progress,
     /// The highest cut that any open shard has reported, or the edge that a change needs.
     target: CutPoint,
@@ -223,6 +225,7 @@ impl Sequencer {
             replicas: replicas.collect(),
             look: false,
             look_at_ns: None,
+            awake_ns: 0,
             progress: Progress::default(),
             target: CutPoint::default(),
             target_at_ns: None,
@@ -373,6 +376,7 @@ impl Sequencer {
 
     /// Proposes the next entry if one is due and none is in flight.
     fn decide(&mut self, now_ns: u64, out: &mut impl SequencerOut) {
+        self.forgive(now_ns);
         if self.in_flight || !self.leads {
             return;
         }

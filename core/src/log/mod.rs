@@ -35,13 +35,15 @@ struct Shared {
     head: AtomicU64,
     /// End of the last entry.
     tail: AtomicU64,
+    /// The slot that the first entry will have, while there is none.
+    begins: AtomicU64,
 }
 
 impl Shared {
     fn new(region: Arc<Region>) -> Arc<Shared> {
         assert!(region_bytes_valid(region.len()), "a log region is a multiple of the block size");
         let index = BlockIndex::new(region.len());
-        Arc::new(Shared { region, index, head: AtomicU64::new(0), tail: AtomicU64::new(0) })
+        Arc::new(Shared { region, index, head: AtomicU64::new(0), tail: AtomicU64::new(0), begins: AtomicU64::new(0) })
     }
 
     fn header(&self, at: u64) -> Option<EntryHeader> {

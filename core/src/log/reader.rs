@@ -1,6 +1,7 @@
 //! The reading end of a shard's log, for gates.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use antelog_protocol::Lsn;
 use antelog_protocol::mutant::{Mutant, planted};
@@ -64,8 +65,8 @@ impl LogReader {
     pub fn first(&self) -> Result<Cursor, Overrun> {
         let at = self.shared.head();
         if at == self.shared.tail() {
-            // Nothing was ever written: the head only moves to entries.
-            return Ok(Cursor { at, lsn: Lsn(0) });
+            // Nothing was written since the log began: the head only moves to entries.
+            return Ok(Cursor { at, lsn: Lsn(self.shared.begins.load(Ordering::Acquire)) });
         }
         let lsn = self.header(at)?.lsn;
         self.check(at).map(|()| Cursor { at, lsn })

@@ -115,6 +115,7 @@ impl Verifier {
         // Nobody finds anything until the new log stands.
         self.shared.head.store(u64::MAX, Ordering::Release);
         self.shared.index.clear();
+        self.shared.begins.store(place.lsn.0, Ordering::Release);
         self.shared.tail.store(place.at_bytes, Ordering::Release);
         self.shared.head.store(place.at_bytes, Ordering::Release);
         (self.at, self.lsn, self.crc, self.epoch) = (place.at_bytes, place.lsn, place.crc, place.epoch);
@@ -131,9 +132,9 @@ impl Verifier {
     /// Drops what lies before this place of the log: it may be overwritten.
     pub fn drop_before(&mut self, place: Place) {
         if place.at_bytes > self.head() {
-            if place.at_bytes < self.at {
-                self.shared.index.begin_at(place.at_bytes, place.lsn.0, place.crc);
-            }
+            // At the log's end it is where the next entry will begin.
+            self.shared.index.begin_at(place.at_bytes, place.lsn.0, place.crc);
+            self.shared.begins.store(place.lsn.0, Ordering::Release);
             self.shared.head.store(place.at_bytes, Ordering::Release);
         }
     }

@@ -2,7 +2,6 @@
 //! and the lines between them.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use antelog_protocol::sequencer::{MemberConfig, SequencerConfig};
@@ -12,19 +11,16 @@ use antelog_protocol::{ReplicaId, ShardId};
 
 use super::control::Line;
 use super::knobs::Knobs;
-use super::network::{LinkKind, Shared, SimTransport};
-use super::overlay::{LinkOf, Overlay};
+use super::network::{LinkKind, Shared};
+use super::overlay::Overlay;
+use super::process::{Birth, Builder};
 use super::rng::Rng;
-use super::sequencers::{Site, Sites, sequencer_name};
-use super::tap::{Role, Tap};
-use crate::channel::spsc;
+use super::sequencers::Sites;
+use super::tap::Tap;
 use crate::counters::Counters;
-use crate::log::{LogOptions, Verifier};
-use crate::mem::Region;
-use crate::node::bus::{GatePort, Progress, ShardPort};
-use crate::node::gate::{GateAgent, GateConfig, GateParts};
-use crate::node::mailbox::{Admission, MailSender, Mailbox, Notice, mailbox};
-use crate::node::replica::{PEERS_MAX, ReplicaAgent, ReplicaParts, replica_name, replica_peer, sequencer_peer};
+use crate::node::gate::GateAgent;
+use crate::node::mailbox::{Admission, MailSender, Notice};
+use crate::node::replica::{ReplicaAgent, replica_name, replica_peer, sequencer_peer};
 use crate::node::sequencer::SequencerAgent;
 use crate::node::{Agent, Waker};
 use crate::transport::{PeerId, Transport};
@@ -48,33 +44,66 @@ impl<T: Transport> Runner<T> {
 
 /// Everything that was built.
 pub(super) struct Cluster<T: Transport> {
-    pub(super) runners: Vec<Runner<T>>,
-    /// Agents of each thread, in the order in which they are called.
-    pub(super) threads: Vec<Vec<usize>>,
+    /// By agent. `None`: its process is down.
+    pub(super) runners: Vec<Option<Runner<T>>>,
+    pub(super) places: Places,
+    pub(super) sites: Sites,
     pub(super) mails: Vec<MailSender<Admission<T::Link>>>,
     pub(super) lines: Vec<Line<T::Link>>,
     /// Agents that are gates, by process.
     pub(super) gates: Vec<usize>,
     /// Agents that are sequencers.
     pub(super) sequencers: Vec<usize>,
-    pub(super) sites: Sites,
     /// Each agent's end of the network.
     pub(super) endpoints: Vec<usize>,
+    /// By agent.
     pub(super) counters: Vec<Counters>,
-    /// Log regions of each shard, the primary's first.
-    pub(super) regions: Vec<Vec<Arc<Region>>>,
+    /// Counters of agents that are gone.
+    pub(super) retired: Vec<Counters>,
+    /// Replicas born since the oracle was told last.
+    pub(super) born: Vec<Birth>,
     pub(super) map: ClusterMap,
 }
 
 impl<T: Transport> Cluster<T> {
     /// The thread an agent runs on.
     pub(super) fn thread_of(&self, agent: usize) -> usize {
-        self.threads.iter().position(|agents| agents.contains(&agent)).unwrap_or(0)
+        self.places.of_agent[agent]
+    }
+
+    /// Agents of a process: its replicas, then its gate.
+    pub(super) fn agents_of(&self, process: usize) -> Vec<usize> {
+        (0..self.sequencers[0]).filter(|agent| self.places.processes[*agent] == process).collect()
+    }
+
+    /// Whether a sequencer of several leads, or believes so.
+    fn leads(&self, agent: usize) -> bool {
+        matches!(&self.runners[agent], Some(Runner::Sequencer(sequencer)) if sequencer.members().is_some_and(|m| m.leads))
+    }
+
+    /// Whether a replica lacks the connection to a sequencer that leads.
+    pub(super) fn is_cut_off(&self, replica: usize) -> bool {
+        let alone = self.sequencers.len() == 1;
+        let orders = self.lines.iter().filter(|l| l.caller == replica && l.kind == LinkKind::Order);
+        orders.filter(|l| alone || self.leads(l.callee)).any(|line| line.up != 3)
+    }
+
+    /// An agent has heard that the connection to a peer is lost.
+    pub(super) fn lost(&mut self, agent: &str, peer: PeerId) {
+        let Some(number) = self.counters.iter().position(|counters| counters.agent() == agent) else { return };
+        for line in self.lines.iter_mut().filter(|l| l.kind == LinkKind::Order) {
+            if (line.caller, line.to_peer) == (number, peer) {
+                line.up &= 2;
+            } else if (line.callee, line.from_peer) == (number, peer) {
+                line.up &= 1;
+            }
+        }
     }
 
     /// On an idle log: a replica that has not verified exactly what its shard's primary has appended.
     pub(super) fn wrongly_verified(&self) -> Option<String> {
-        let counts: BTreeMap<String, u64> = self.counters.iter().flat_map(Counters::snapshot).collect();
+        let living = self.counters.iter().zip(&self.runners).filter(|(_, runner)| runner.is_some());
+        let counts: BTreeMap<String, u64> = living.flat_map(|(counters, _)| counters.snapshot()).collect();
         let of = |agent: &str, counter: &str| counts.get(&format!("{agent}.{counter}")).copied();
         let agents = || counts.keys().filter_map(|name| name.strip_suffix(".is_primary"));
         let primaries = agents().filter(|agent| of(agent, "is_primary") == Some(1));
@@ -136,9 +165,12 @@ pub(super) fn protocol_configs(knobs: &Knobs) -> (SequencerConfig, Vec<ShardConf
 }
 
 /// Which agent runs where, and what wakes its thread.
-struct Places {
-    threads: Vec<Vec<usize>>,
-    of_agent: Vec<usize>,
+pub(super) struct Places {
+    /// Agents of each thread, in the order in which they are called.
+    pub(super) threads: Vec<Vec<usize>>,
+    pub(super) of_agent: Vec<usize>,
+    /// The process of each agent.
+    pub(super) processes: Vec<usize>,
     wakers: Vec<Waker>,
 }
 
@@ -155,29 +187,16 @@ impl Places {
             _ if processes == 1 && knobs.sequencers == 1 => 0,
             _ => agent - replicas,
         };
+        let by_process = (0..agents).map(process).collect();
         let of_agent: Vec<usize> = (0..agents).map(|a| if knobs.shared_threads { process(a) } else { a }).collect();
         let count = of_agent.iter().max().map_or(0, |most| most + 1);
         let threads = (0..count).map(|t| (0..agents).filter(|a| of_agent[*a] == t).collect()).collect();
-        Places { threads, wakers: (0..count).map(wake).collect(), of_agent }
+        Places { threads, wakers: (0..count).map(wake).collect(), of_agent, processes: by_process }
     }
 
-    fn waker(&self, agent: usize) -> Waker {
+    pub(super) fn waker(&self, agent: usize) -> Waker {
         self.wakers[self.of_agent[agent]].clone()
     }
-}
-
-struct Builder<'a, O: Overlay> {
-    knobs: &'a Knobs,
-    network: &'a Shared,
-    overlay: &'a mut O,
-    notices: &'a Sender<Notice>,
-    places: Places,
-    mails: Vec<MailSender<Admission<LinkOf<O>>>>,
-    counters: Vec<Counters>,
-    lines: Vec<Line<LinkOf<O>>>,
-    regions: Vec<Vec<Arc<Region>>>,
-    endpoints: Vec<usize>,
-    sites: Sites,
 }
 
 /// Builds the cluster. `wake` makes the waker of a thread.
@@ -192,32 +211,18 @@ pub(super) fn build<O: Overlay>(
     wake: &impl Fn(usize) -> Waker,
 ) -> std::io::Result<Cluster<O::Transport>> {
     let places = Places::new(knobs, wake);
-    let (mails, counters, lines, regions, endpoints) = (vec![], vec![], vec![], vec![], vec![]);
-    let sites = Sites::new(knobs);
-    let mut builder =
-        Builder { knobs, network, overlay, notices, places, mails, counters, lines, regions, endpoints, sites };
-    let (sequencer_config, shard_configs) = protocol_configs(knobs);
     let processes = usize::from(knobs.processes);
-    let (mut runners, mut ports) = (Vec::new(), Vec::new());
-    ports.resize_with(processes, Vec::new);
-    for config in shard_configs {
-        builder.regions.push(Vec::new());
-        for number in 0..=knobs.backups {
-            let process = (usize::from(config.shard.0) + usize::from(number)) % processes;
-            let (runner, port) = builder.replica(config.clone(), number, process, ports[process].is_empty())?;
-            ports[process].push(port);
-            runners.push(runner);
-        }
+    let replicas = knobs.replicas();
+    let mut sites = Sites::new(knobs);
+    let mut builder = Builder { knobs, network, overlay, notices, places: &places, sites: &mut sites };
+    let mut parts = Vec::new();
+    for process in 0..processes {
+        parts.extend(builder.process(process, 0)?);
     }
-    let first_gate = runners.len();
-    for ports in ports {
-        runners.push(builder.gate(runners.len(), ports));
-    }
-    let sequencers: Vec<usize> = (0..knobs.sequencers).map(|member| knobs.sequencer(member)).collect();
     for member in 0..knobs.sequencers {
-        runners.push(builder.sequencer(member, sequencer_config.clone()));
+        parts.push(builder.sequencer(member));
     }
-    let gates: Vec<usize> = (first_gate..first_gate + processes).collect();
+    parts.sort_by_key(|part| part.agent);
     let map = ClusterMap {
         tick_ns: knobs.tick_ns,
         record_bytes_max: knobs.record_bytes_max,
@@ -226,9 +231,28 @@ pub(super) fn build<O: Overlay>(
         shards: (0..knobs.shards).map(|s| gates_of(knobs, s)).collect(),
         ordering: knobs.ordering.name().into(),
     };
-    let Builder { places, mails, counters, lines, regions, endpoints, sites, .. } = builder;
-    let threads = places.threads;
-    Ok(Cluster { runners, threads, mails, lines, gates, sequencers, sites, endpoints, counters, regions, map })
+    let mut cluster = Cluster {
+        runners: Vec::new(),
+        mails: Vec::new(),
+        lines: lines(knobs),
+        gates: (replicas..replicas + processes).collect(),
+        sequencers: (0..knobs.sequencers).map(|member| knobs.sequencer(member)).collect(),
+        endpoints: Vec::new(),
+        counters: Vec::new(),
+        retired: Vec::new(),
+        born: Vec::new(),
+        map,
+        places,
+        sites,
+    };
+    for part in parts {
+        cluster.runners.push(Some(part.runner));
+        cluster.mails.push(part.mail);
+        cluster.endpoints.push(part.endpoint);
+        cluster.counters.push(part.counters);
+        cluster.born.extend(part.birth);
+    }
+    Ok(cluster)
 }
 
 /// The gates beside a shard's replicas.
@@ -237,112 +261,50 @@ fn gates_of(knobs: &Knobs, shard: u16) -> ShardGates {
     ShardGates { shard: ShardId(shard), gates: (0..=knobs.backups).map(gate).collect() }
 }
 
-impl<O: Overlay> Builder<'_, O> {
-    fn counters(&mut self, name: &str) -> Counters {
-        let counters = Counters::new(name);
-        self.counters.push(counters.clone());
-        counters
-    }
+/// The name of a sequencer in notices and counters.
+pub(super) fn sequencer_name(knobs: &Knobs, member: u16) -> String {
+    if knobs.sequencers == 1 { "sequencer".into() } else { format!("sequencer-{member}") }
+}
 
-    fn mailbox(&mut self, agent: usize) -> Mailbox<Admission<LinkOf<O>>> {
-        let (mail, mailbox) = mailbox(self.places.waker(agent));
-        self.mails.push(mail);
-        mailbox
-    }
-
-    fn transport(&mut self, agent: usize, peers: usize, role: Role) -> Tap<O::Transport> {
-        let (thread, peers_max) = (self.places.of_agent[agent], peers as u16);
-        let carrier = SimTransport::new(self.network, thread, peers_max);
-        self.endpoints.push(carrier.endpoint());
-        Tap::new(self.overlay.transport(carrier, thread, peers_max), self.network, role, peers_max)
-    }
-
-    fn line(&mut self, caller: (usize, &str), to_peer: PeerId, callee: usize, from_peer: PeerId, kind: LinkKind) {
-        let (caller, name) = (caller.0, caller.1.to_owned());
-        let pause_ns = self.knobs.backoff_ns;
-        let ends = Vec::new();
-        self.lines.push(Line { caller, caller_name: name, to_peer, callee, from_peer, kind, pause_ns, ends });
-    }
-
-    fn replica(
-        &mut self,
-        config: ShardConfig,
-        number: u16,
-        process: usize,
-        relays: bool,
-    ) -> std::io::Result<(Runner<O::Transport>, ShardPort)> {
-        let (knobs, shard) = (self.knobs, config.shard);
-        let agent = knobs.replica(shard.0, number);
-        let own = ReplicaId { number, incarnation: 1 + agent as u64 };
-        let config = ShardConfig { replica: own, ..config };
-        let name = replica_name(shard, number);
-        let region = Region::new(knobs.region_bytes)?;
-        self.regions[usize::from(shard.0)].push(region.clone());
-        let log = Verifier::new(region.clone(), shard);
-        let (replica_waker, gate_waker) = (self.places.waker(agent), self.places.waker(knobs.replicas() + process));
-        let (requests, mut shard_requests) = spsc::channel(knobs.requests_bytes, replica_waker.clone())?;
-        let (shard_answers, mut answers) = spsc::channel(knobs.answers_bytes, gate_waker.clone())?;
-        shard_requests.set_producer_waker(gate_waker.clone());
-        answers.set_producer_waker(replica_waker);
-        let progress = Arc::new(Progress::default());
-        let port =
-            ShardPort { shard, replica: number, log: log.reader(), progress: progress.clone(), requests, answers };
-        let gate = GatePort { progress, requests: shard_requests, answers: shard_answers, waker: gate_waker, relays };
-        let role = Role::Follower { number: agent };
-        let mut transport = self.transport(agent, PEERS_MAX, role);
-        let source = transport.register(region);
-        for member in 0..knobs.sequencers {
-            let callee = knobs.sequencer(member);
-            self.line((agent, &name), sequencer_peer(member), callee, PeerId(agent as u16), LinkKind::Order);
+/// The connections that are kept up: of every replica to the sequencers and to those of its shard with higher numbers, of
+/// every sequencer to those with higher numbers.
+fn lines<L>(knobs: &Knobs) -> Vec<Line<L>> {
+    let line = |caller: usize, name: &str, to_peer, callee, from_peer, kind| Line {
+        caller,
+        caller_name: name.to_owned(),
+        to_peer,
+        callee,
+        from_peer,
+        kind,
+        pause_ns: knobs.backoff_ns,
+        ends: Vec::new(),
+        link: None,
+        up: 0,
+        life: 0,
+    };
+    let mut lines = Vec::new();
+    for shard in 0..knobs.shards {
+        for number in 0..=knobs.backups {
+            let agent = knobs.replica(shard, number);
+            let name = replica_name(ShardId(shard), number);
+            for member in 0..knobs.sequencers {
+                let (callee, from) = (knobs.sequencer(member), PeerId(agent as u16));
+                lines.push(line(agent, &name, sequencer_peer(member), callee, from, LinkKind::Order));
+            }
+            for higher in number + 1..=knobs.backups {
+                let callee = knobs.replica(shard, higher);
+                let (to, from) = (replica_peer(higher), replica_peer(number));
+                lines.push(line(agent, &name, to, callee, from, LinkKind::Replication));
+            }
         }
-        for higher in number + 1..=knobs.backups {
-            let callee = knobs.replica(shard.0, higher);
-            self.line((agent, &name), replica_peer(higher), callee, replica_peer(number), LinkKind::Replication);
-        }
-        let parts = ReplicaParts {
-            config,
-            replicas: 1 + knobs.backups,
-            report_delay_ns: 0,
-            options: LogOptions { retention: knobs.retention, record_bytes_max: knobs.record_bytes_max as usize },
-            log,
-            gate,
-            mailbox: self.mailbox(agent),
-            notices: self.notices.clone(),
-            counters: self.counters(&name),
-        };
-        Ok((Runner::Replica(Box::new(ReplicaAgent::new(parts, source, transport)?)), port))
     }
-
-    fn gate(&mut self, agent: usize, ports: Vec<ShardPort>) -> Runner<O::Transport> {
-        let knobs = self.knobs;
-        let config = GateConfig {
-            clients_max: knobs.load.clients * 3 + 4,
-            ring_bytes: knobs.ring_bytes,
-            outstanding_max: knobs.outstanding_max,
-            record_bytes_max: knobs.record_bytes_max,
-            free_cuts_max: knobs.free_cuts_max,
-            prefault: false,
-        };
-        let transport = self.transport(agent, config.clients_max.into(), Role::Bystander);
-        let (mailbox, counters) = (self.mailbox(agent), self.counters("gate"));
-        let parts = GateParts { config, ports, mailbox, notices: self.notices.clone(), counters };
-        Runner::Gate(Box::new(GateAgent::new(parts, transport)))
-    }
-
-    fn sequencer(&mut self, member: u16, config: SequencerConfig) -> Runner<O::Transport> {
-        let (knobs, agent) = (self.knobs, self.knobs.sequencer(member));
-        let (name, first) = (sequencer_name(knobs, member), knobs.replicas() as u16);
+    let first = knobs.replicas() as u16;
+    for member in 0..knobs.sequencers {
+        let (agent, name) = (knobs.sequencer(member), sequencer_name(knobs, member));
         for higher in member + 1..knobs.sequencers {
-            let (callee, kind) = (knobs.sequencer(higher), LinkKind::Order);
-            self.line((agent, &name), PeerId(first + higher), callee, PeerId(first + member), kind);
+            let (to, from) = (PeerId(first + higher), PeerId(first + member));
+            lines.push(line(agent, &name, to, knobs.sequencer(higher), from, LinkKind::Order));
         }
-        let counters = self.counters(&name);
-        let (thread, waker) = (self.places.of_agent[agent], self.places.waker(agent));
-        let (network, overlay, notices) = (self.network, &mut *self.overlay, self.notices);
-        let site = Site { knobs, network, overlay, notices, thread, waker, counters };
-        let (runner, mail, endpoint) = self.sites.build(site, member, config);
-        self.mails.push(mail);
-        self.endpoints.push(endpoint);
-        runner
     }
+    lines
 }

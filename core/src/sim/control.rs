@@ -28,6 +28,12 @@ pub(super) struct Line<L> {
     pub(super) from_peer: PeerId,
     pub(super) kind: super::network::LinkKind,
     pub(super) pause_ns: u64,
+    /// The newest connection.
+    pub(super) link: Option<u32>,
+    /// Which of its ends were admitted and not heard to be lost: bits by side.
+    pub(super) up: u8,
+    /// Counts deaths and births of the caller: what was planned before is void.
+    pub(super) life: u32,
     /// Ends on their way to the agents: the connection's number, which end it is (0 is the caller's), and the end.
     pub(super) ends: Vec<(u32, u8, L)>,
 }

@@ -11,6 +11,8 @@ use crate::log::Retention;
 
 /// Bytes that every queue from a shard to its gate takes beside order entries.
 const ANSWERS_BYTES: usize = 1 << 20;
+/// Seeds in which processes die, are cut off or seem to be, or shards are lost, in percent.
+const SEEDS_STRUCK_PERCENT: u64 = 40;
 
 /// Single knobs chosen by the user instead of the seed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,6 +27,58 @@ pub struct Overrides {
     pub ordering: Option<Ordering>,
     /// Number of sequencers.
     pub sequencers: Option<u16>,
+    /// Which faults may happen.
+    pub faults: Option<FaultSet>,
+}
+
+/// Kinds of faults, to choose from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FaultSet(u8);
+
+impl FaultSet {
+    /// Every kind by its name.
+    pub const NAMES: [&'static str; 7] =
+        ["lost-links", "pauses", "sessions", "leaders", "crashes", "partitions", "shard-loss"];
+    /// No fault at all.
+    pub const NONE: FaultSet = FaultSet(0);
+    /// All kinds.
+    pub const ALL: FaultSet = FaultSet((1 << FaultSet::NAMES.len()) - 1);
+
+    /// The set of these kinds: `all`, `none`, or names separated by commas.
+    pub fn from_names(text: &str) -> Option<FaultSet> {
+        let bit = |name: &str| FaultSet::NAMES.iter().position(|known| *known == name).map(|at| 1 << at);
+        match text {
+            "all" => Some(FaultSet::ALL),
+            "none" => Some(FaultSet::NONE),
+            names => names.split(',').map(bit).try_fold(0, |bits, bit| Some(bits | bit?)).map(FaultSet),
+        }
+    }
+
+    fn has(self, name: &str) -> bool {
+        FaultSet::NAMES.iter().position(|known| *known == name).is_some_and(|at| self.0 & 1 << at != 0)
+    }
+}
+
+impl fmt::Display for FaultSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = FaultSet::NAMES.into_iter().filter(|name| self.has(name)).collect();
+        f.write_str(&if names.is_empty() { "none".to_owned() } else { names.join(",") })
+    }
+}
+
+/// A place in a window at which a fault is aimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Aim {
+    /// When the window's first cut is bound.
+    First,
+    /// The last cut before the middle.
+    BeforeMiddle,
+    /// The middle, where the next window is granted.
+    Middle,
+    /// The last cut.
+    Last,
+    /// Just after a grant.
+    Granted,
 }
 
 /// How large records are.
@@ -53,6 +107,22 @@ pub struct FaultKnobs {
     pub dial_fails_percent: u64,
     /// Between sessions that are dropped for new ones, per client. `None`: never.
     pub new_session_every_ns: Option<u64>,
+    /// Between deaths of a process, walls that nothing passes, pauses that make suspect, and losses of whole shards. `None`:
+    /// none.
+    pub strike_every_ns: [Option<u64>; 4],
+    /// Longest time that one of them lasts, in nanoseconds.
+    pub strike_ns: u64,
+    /// Processes that die without a word to their peers, in percent.
+    pub silent_percent: u64,
+    /// Where in a window a shard is lost or a process dies, beside those at any time.
+    pub aim: Option<Aim>,
+}
+
+impl FaultKnobs {
+    /// Processes die, are cut off or seem to be, or shards are lost.
+    pub fn strikes(&self) -> bool {
+        self.strike_every_ns.iter().any(Option::is_some) || self.aim.is_some()
+    }
 }
 
 /// How the ordering adapts, and what an operator asks of it meanwhile.
@@ -200,7 +270,7 @@ impl Knobs {
     pub fn draw(seed: u64, overrides: &Overrides) -> Knobs {
         let rng = &mut Rng::new(seed, 1);
         // Others' draws do not depend on these.
-        let group = &mut Rng::new(seed, 6);
+        let group = &mut Rng::new(seed, 8);
         let many = rng.percent(6);
         let drawn = if many { rng.range(9, 64) } else { rng.pick(&[2, 2, 2, 3, 3, 4, 5, 8]) };
         let shards = overrides.shards.unwrap_or(drawn as u16).max(1);
@@ -230,7 +300,7 @@ impl Knobs {
         let faults = draw_faults(rng, shards, tick_ns);
         let way_ns = rng.scale(2_000, 128_000);
         let low = rng.scale(16, 64);
-        Knobs {
+        let mut knobs = Knobs {
             seed,
             shards,
             backups,
@@ -274,7 +344,9 @@ impl Knobs {
                 leader_every_ns: group.percent(60).then(|| group.scale(8_000_000, 100_000_000)),
                 ..faults
             },
-        }
+        };
+        draw_strikes(&mut Rng::new(seed, 6), &mut knobs, overrides.faults);
+        knobs
     }
 
     /// Whether positions may be bound by free cuts, of which only so many are remembered.
@@ -360,7 +432,63 @@ fn draw_faults(rng: &mut Rng, shards: u16, tick_ns: u64) -> FaultKnobs {
         leader_every_ns: None,
         dial_fails_percent: rng.pick(&[0, 0, 20, 50]),
         new_session_every_ns: rng.percent(25).then(|| rng.scale(10_000_000, 200_000_000)),
+        strike_every_ns: [None; 4],
+        strike_ns: 0,
+        silent_percent: 0,
+        aim: None,
     }
+}
+
+/// What hits processes and shards: in a share of seeds, or what was chosen.
+fn draw_strikes(rng: &mut Rng, knobs: &mut Knobs, chosen: Option<FaultSet>) {
+    let share = rng.percent(SEEDS_STRUCK_PERCENT);
+    let chosen_has = |name| chosen.map(|set| set.has(name));
+    let load_ns = knobs.load.load_ns;
+    let every = |rng: &mut Rng, name, percent| {
+        let drawn = rng.percent(percent);
+        let every_ns = rng.scale(load_ns / 8 + 1, load_ns + 1);
+        chosen_has(name).unwrap_or(drawn && share).then_some(every_ns)
+    };
+    let crash = every(rng, "crashes", 60);
+    let wall = every(rng, "partitions", 50);
+    let pause = every(rng, "pauses", 40).filter(|_| rng.percent(70));
+    let shard = every(rng, "shard-loss", 35);
+    let faults = &mut knobs.faults;
+    if chosen_has("lost-links") == Some(false) {
+        (faults.lost_every_ns, faults.dial_fails_percent) = ([None; 3], 0);
+    }
+    if chosen_has("pauses") == Some(false) {
+        faults.pause_every_ns = None;
+    }
+    if chosen_has("sessions") == Some(false) {
+        faults.new_session_every_ns = None;
+    }
+    if chosen_has("leaders") == Some(false) {
+        faults.leader_every_ns = None;
+    }
+    faults.strike_every_ns = [crash, wall, pause, shard];
+    let aims = [Aim::First, Aim::BeforeMiddle, Aim::Middle, Aim::Last, Aim::Granted];
+    let aim = rng.pick(&aims);
+    faults.aim = Some(aim).filter(|_| rng.percent(40) && (crash.is_some() || shard.is_some()));
+    if !faults.strikes() {
+        return;
+    }
+    let tick_ns = knobs.tick_ns;
+    // A gate that is paused for longer would find more order entries than its queue takes.
+    let most_ns = (8_000 * tick_ns / u64::from(knobs.shards)).min(200_000_000);
+    // What the network does ordinarily makes nobody suspect.
+    let net = &knobs.net;
+    let long_ns = if net.long_one_in > 0 { net.long_ns } else { 0 };
+    let way_ns = net.ways.iter().map(|way| way.base_ns + way.jitter_ns + long_ns).max().unwrap_or(0);
+    let least_ns = (4 * tick_ns).max(4 * way_ns);
+    knobs.suspect_ns = rng.scale(least_ns, (2 * least_ns).max(50_000_000)).min(most_ns / 2).max(least_ns);
+    knobs.lost_grace_ns = rng.scale(2 * tick_ns, (4 * tick_ns).max(knobs.suspect_ns)).min(knobs.suspect_ns);
+    knobs.report_every_ns = knobs.report_every_ns.min(knobs.suspect_ns / 4);
+    faults.strike_ns = rng.scale(knobs.suspect_ns, 4 * knobs.suspect_ns).min(most_ns);
+    faults.silent_percent = rng.pick(&[0, 30, 100]);
+    // Whoever dies leaves the other members of a shard alive, if there are any.
+    let most = (knobs.shards + knobs.backups).min(5);
+    knobs.processes = knobs.processes.max(1 + knobs.backups + u16::from(rng.percent(50))).min(most);
 }
 
 impl fmt::Display for Knobs {
@@ -386,9 +514,11 @@ impl fmt::Display for Knobs {
         )?;
         writeln!(
             f,
-            "report_every_ns={} quotas={quotas:?} record_bytes_max={} region_bytes={} retention={} outstanding_max={} \
-             pending_max={}",
+            "report_every_ns={} suspect_ns={} lost_grace_ns={} quotas={quotas:?} record_bytes_max={} region_bytes={} \
+             retention={} outstanding_max={} pending_max={}",
             self.report_every_ns,
+            self.suspect_ns,
+            self.lost_grace_ns,
             self.record_bytes_max,
             self.region_bytes,
             self.retention,

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::cluster::{self, Cluster, Runner};
+use super::cluster::{self, Cluster};
 use super::control::{Answered, Calls, Line};
 use super::knobs::Knobs;
 use super::network::{LinkKind, Network, Shared};
@@ -18,10 +18,8 @@ use super::overlay::{LinkOf, Overlay};
 use super::probes::Probes;
 use super::queue::What;
 use super::rng::Rng;
-use super::sequencers::{Site, flushes, sequencer_name};
 use super::trace::Kind;
 use crate::access::Grant;
-use crate::counters::Counters;
 use crate::node::Waker;
 use crate::node::mailbox::{Admission, Notice};
 
@@ -35,6 +33,30 @@ pub(super) struct Thread {
     pub(super) busy_ns: u64,
     cycle_ns: u64,
     pause_at_ns: u64,
+    /// Its next turn is followed by a pause this long.
+    pub(super) pause_next_ns: u64,
+    /// In its next turn its process dies, with so many operations having left.
+    pub(super) dies: Option<Death>,
+}
+
+/// How a process dies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Death {
+    pub(super) process: usize,
+    /// Operations that still leave in the duty cycle in which it dies.
+    pub(super) leave: u64,
+    /// Its peers hear nothing for so long, if they do not see the connections closed.
+    pub(super) silent_ns: Option<u64>,
+    /// For how long it is down; `None`: until the faults are over.
+    pub(super) down_ns: Option<u64>,
+}
+
+/// Nothing passes from some agents to others.
+#[derive(Clone, Debug)]
+pub(super) struct Wall {
+    pub(super) from: Vec<usize>,
+    pub(super) to: Vec<usize>,
+    pub(super) until_ns: u64,
 }
 
 /// What was done in a turn.
@@ -59,23 +81,23 @@ pub(super) struct Machine<O: Overlay> {
     pub(super) calls: Rc<RefCell<Calls<LinkOf<O>>>>,
     pub(super) threads: Vec<Thread>,
     wakes: Arc<Mutex<Vec<usize>>>,
-    notices: Sender<Notice>,
     heard: Receiver<Notice>,
+    pub(super) notices: Sender<Notice>,
+    /// How often each process was born, and for how long those that are down are so.
+    pub(super) lives: Vec<u64>,
+    pub(super) down: Vec<bool>,
+    pub(super) walls: Vec<Wall>,
+    /// Until when each agent is, as far as is known, out of order: down, paused, cut off.
+    pub(super) troubled_ns: Vec<u64>,
     pub(super) rng: Rng,
     /// What befalls sequencers; others' draws do not depend on it.
-    fate: Rng,
+    pub(super) fate: Rng,
     pub(super) probes: Probes,
     /// Faults may still happen.
     pub(super) faulty: bool,
     /// An agent that nobody reaches, and until when.
-    isolated: (usize, u64),
+    pub(super) isolated: (usize, u64),
     pub(super) woken: VecDeque<usize>,
-}
-
-/// What wakes a thread.
-fn waker(wakes: &Arc<Mutex<Vec<usize>>>, thread: usize) -> Waker {
-    let wakes = wakes.clone();
-    Waker::calling(move || wakes.lock().unwrap_or_else(PoisonError::into_inner).push(thread))
 }
 
 impl<O: Overlay> Machine<O> {
@@ -87,7 +109,11 @@ impl<O: Overlay> Machine<O> {
         let network = Network::new(knobs.seed, knobs.net.clone(), written);
         let (notices, heard) = channel();
         let wakes: Arc<Mutex<Vec<usize>>> = Arc::default();
-        let cluster = cluster::build(knobs, &network, &mut overlay, &notices, &|thread| waker(&wakes, thread))?;
+        let wake = |thread| {
+            let wakes = wakes.clone();
+            Waker::calling(move || wakes.lock().unwrap_or_else(PoisonError::into_inner).push(thread))
+        };
+        let cluster = cluster::build(knobs, &network, &mut overlay, &notices, &wake)?;
         let calls = Calls {
             calls: Vec::new(),
             slots: Vec::new(),
@@ -103,8 +129,12 @@ impl<O: Overlay> Machine<O> {
             calls: Rc::new(RefCell::new(calls)),
             threads: Vec::new(),
             wakes,
-            notices,
             heard,
+            notices,
+            lives: vec![0; knobs.processes.into()],
+            down: vec![false; knobs.processes.into()],
+            walls: Vec::new(),
+            troubled_ns: vec![0; knobs.agents()],
             rng: Rng::new(knobs.seed, 4),
             fate: Rng::new(knobs.seed, 7),
             probes: Probes::default(),
@@ -113,7 +143,7 @@ impl<O: Overlay> Machine<O> {
             woken: VecDeque::new(),
             knobs: knobs.clone(),
         };
-        for agents in machine.cluster.threads.clone() {
+        for agents in machine.cluster.places.threads.clone() {
             machine.add_thread(agents, None);
         }
         Ok(machine)
@@ -124,25 +154,25 @@ impl<O: Overlay> Machine<O> {
         let knobs = self.knobs.clone();
         let mut network = self.network.borrow_mut();
         for line in 0..self.cluster.lines.len() {
-            network.plan(self.rng.below(4 * knobs.net.longest_way_ns()), What::Dial { line });
+            network.plan(self.rng.below(4 * knobs.net.longest_way_ns()), What::Dial { line, life: 0 });
         }
         for (kind, every_ns) in knobs.faults.lost_every_ns.iter().enumerate() {
             if let Some(every_ns) = every_ns {
                 network.plan(self.rng.gap(*every_ns), What::Fault { kind });
             }
         }
-        if let Some(every_ns) = knobs.faults.leader_every_ns.filter(|_| knobs.sequencers > 1 || knobs.disk_ns.is_some())
-        {
+        let harm = knobs.sequencers > 1 || knobs.disk_ns.is_some();
+        if let Some(every_ns) = knobs.faults.leader_every_ns.filter(|_| harm) {
             network.plan(self.fate.gap(every_ns), What::LeaderFault);
         }
     }
 
-    /// Adds a thread, for agents or for a client, and returns its number.
     /// When the last thread that is paused or working is done.
     pub(super) fn awake_ns(&self, now_ns: u64) -> u64 {
         self.threads.iter().map(|t| t.busy_ns).fold(now_ns, u64::max)
     }
 
+    /// Adds a thread, for agents or for a client, and returns its number.
     pub(super) fn add_thread(&mut self, agents: Vec<usize>, client: Option<usize>) -> usize {
         let knobs = &self.knobs;
         let number = self.threads.len();
@@ -151,7 +181,19 @@ impl<O: Overlay> Machine<O> {
         let pause_at_ns = knobs.faults.pause_every_ns.map_or(u64::MAX, |every| self.rng.gap(every));
         let cycle_ns = cycle_ns * agents.len().max(1) as u64;
         let (asleep, turn, busy_ns) = (false, 0, 0);
-        self.threads.push(Thread { agents, client, asleep, turn, next_ns, busy_ns, cycle_ns, pause_at_ns });
+        let (pause_next_ns, dies) = (0, None);
+        self.threads.push(Thread {
+            agents,
+            client,
+            asleep,
+            turn,
+            next_ns,
+            busy_ns,
+            cycle_ns,
+            pause_at_ns,
+            pause_next_ns,
+            dies,
+        });
         self.network.borrow_mut().plan(next_ns, What::Step { thread: number, turn: 0 });
         number
     }
@@ -169,12 +211,17 @@ impl<O: Overlay> Machine<O> {
     /// Does what concerns connections.
     pub(super) fn act(&mut self, now_ns: u64, what: What) {
         match what {
-            What::Dial { line } => self.dial(now_ns, line),
+            What::Dial { line, life } if self.cluster.lines[line].life == life => self.dial(now_ns, line),
             What::AdmitNode { line, link, side } => {
                 let line = &mut self.cluster.lines[line];
                 let Some(at) = line.ends.iter().position(|end| (end.0, end.1) == (link, side)) else { return };
                 let (.., end) = line.ends.swap_remove(at);
                 let (agent, peer) = if side == 0 { (line.caller, line.to_peer) } else { (line.callee, line.from_peer) };
+                line.up |= if line.link == Some(link) { 1 << side } else { 0 };
+                let (is_order, caller) = (line.kind == LinkKind::Order && line.up == 3, line.caller);
+                if is_order {
+                    self.troubled_ns[caller] = self.troubled_ns[caller].max(now_ns);
+                }
                 self.cluster.mails[agent].send(Admission::Node { peer, link: end });
             }
             What::DialGate { call } => self.dial_gate(now_ns, call),
@@ -187,6 +234,7 @@ impl<O: Overlay> Machine<O> {
             }
             What::Fault { kind } => self.lose_a_link(now_ns, kind),
             What::LeaderFault => self.harm_a_sequencer(now_ns),
+            What::Revive { member } => self.revive(now_ns, member),
             What::Overlay => {
                 let woken = self.overlay.borrow_mut().step();
                 self.network.borrow_mut().note(Kind::Overlay, woken.len() as u64, 0, 0);
@@ -210,6 +258,16 @@ impl<O: Overlay> Machine<O> {
             self.probes.add("pause longer than a tick", u64::from(pause_ns > knobs.tick_ns));
             self.network.borrow_mut().note(Kind::Pause, thread as u64, pause_ns, 0);
         }
+        let long_ns = std::mem::take(&mut self.threads[thread].pause_next_ns);
+        if long_ns > 0 {
+            pause_ns = pause_ns.max(long_ns);
+            self.network.borrow_mut().note(Kind::Pause, thread as u64, pause_ns, 1);
+        }
+        if pause_ns > knobs.tick_ns {
+            for agent in self.threads[thread].agents.clone() {
+                self.trouble(agent, now_ns + cost_ns + pause_ns);
+            }
+        }
         // Half of the pauses fall between what was seen and what is done about it.
         let inside = self.rng.percent(50);
         let busy_ns = now_ns + cost_ns + pause_ns;
@@ -219,18 +277,33 @@ impl<O: Overlay> Machine<O> {
 
     /// The duty cycles of a thread's agents; returns the work done.
     pub(super) fn run_agents(&mut self, now_ns: u64, thread: usize) -> usize {
+        let dies = self.threads[thread].dies.take();
+        self.network.borrow_mut().leave = dies.map(|death| death.leave);
         let Machine { threads, cluster, .. } = self;
-        threads[thread].agents.iter().map(|agent| cluster.runners[*agent].agent().duty_cycle(now_ns)).sum()
+        let mut work = 0;
+        for agent in &threads[thread].agents {
+            work += cluster.runners[*agent].as_mut().map_or(0, |runner| runner.agent().duty_cycle(now_ns));
+        }
+        self.network.borrow_mut().leave = None;
+        if let Some(death) = dies {
+            self.probes.add("process died between two sends", 1);
+            self.die(now_ns, death);
+        }
+        work
     }
 
     /// Ends the turn of a thread with agents.
     pub(super) fn end_agents(&mut self, thread: usize, busy_ns: u64, work: usize) {
         let Machine { threads, cluster, .. } = self;
-        let agents = &threads[thread].agents;
-        let deadlines = agents.iter().filter_map(|agent| cluster.runners[*agent].agent().deadline_ns());
-        let deadline_ns = deadlines.min().filter(|at| *at < u64::MAX / 2).unwrap_or(u64::MAX);
+        let mut deadline_ns = u64::MAX;
+        for agent in &threads[thread].agents {
+            let Some(runner) = &mut cluster.runners[*agent] else { continue };
+            let own_ns = runner.agent().deadline_ns().filter(|at| *at < u64::MAX / 2);
+            deadline_ns = deadline_ns.min(own_ns.unwrap_or(u64::MAX));
+        }
         let busy = work > 0 || deadline_ns <= busy_ns;
-        let ready = !busy && agents.iter().any(|agent| cluster.runners[*agent].agent().prepare_wait());
+        let mut living = threads[thread].agents.iter().filter(|_| !busy);
+        let ready = living.any(|at| cluster.runners[*at].as_mut().is_some_and(|r| r.agent().prepare_wait()));
         self.end(thread, busy_ns, Turn { work, deadline_ns, ready });
     }
 
@@ -284,13 +357,15 @@ impl<O: Overlay> Machine<O> {
         let notices: Vec<Notice> = self.heard.try_iter().collect();
         for notice in &notices {
             if let Notice::PeerDown { agent, peer, .. } = notice {
+                self.cluster.lost(agent, *peer);
                 let lines = &mut self.cluster.lines;
                 let Some(line) = lines.iter().position(|l| l.caller_name == *agent && l.to_peer == *peer) else {
                     continue;
                 };
                 let pause_ns = lines[line].pause_ns;
                 lines[line].pause_ns = (pause_ns * 2).min(self.knobs.backoff_ns * 8);
-                self.network.borrow_mut().plan(now_ns + pause_ns, What::Dial { line });
+                let life = lines[line].life;
+                self.network.borrow_mut().plan(now_ns + pause_ns, What::Dial { line, life });
             }
         }
         notices
@@ -315,82 +390,6 @@ impl<O: Overlay> Machine<O> {
         }
     }
 
-    /// The sequencer that leads stands still, is cut off from everybody, or hands over; or any one crashes.
-    fn harm_a_sequencer(&mut self, now_ns: u64) {
-        let Some(every_ns) = self.knobs.faults.leader_every_ns.filter(|_| self.faulty) else { return };
-        self.network.borrow_mut().plan(now_ns + self.fate.gap(every_ns) + 1, What::LeaderFault);
-        let for_ns = self.knobs.raft_tick_ns * self.fate.range(8, 40);
-        let others = self.cluster.sequencers.len() as u64 - 1;
-        let what = if others == 0 { 3 } else { self.fate.below(4) };
-        if what == 3 {
-            let (member, machine) = (self.fate.below(others + 1) as u16, self.fate.percent(50));
-            return self.crash(now_ns, member, machine, for_ns / 2);
-        }
-        let Some((agent, member)) = self.cluster.leader() else { return };
-        match what {
-            0 => {
-                self.probes.add("leader paused", 1);
-                self.stall(self.cluster.thread_of(agent), now_ns + for_ns);
-            }
-            1 => {
-                self.probes.add("leader isolated", 1);
-                self.isolated = (agent, now_ns + for_ns);
-                self.lose_links_of(now_ns, agent);
-            }
-            _ => {
-                self.probes.add("leader hands over", 1);
-                let to = (member + 1 + self.fate.below(others) as usize) % self.cluster.sequencers.len();
-                if let Runner::Sequencer(sequencer) = &mut self.cluster.runners[agent] {
-                    sequencer.transfer_leadership(to);
-                }
-            }
-        }
-    }
-
-    fn lose_links_of(&mut self, now_ns: u64, agent: usize) {
-        let mut network = self.network.borrow_mut();
-        for link in network.links_of(self.cluster.endpoints[agent]) {
-            network.plan(now_ns, What::Lose { link });
-        }
-    }
-
-    /// A sequencer's process ends, or its machine does, and it comes back after a while: with what its disk has kept, or as
-    /// another member, which must not be one too many.
-    fn crash(&mut self, now_ns: u64, member: u16, machine: bool, for_ns: u64) {
-        let knobs = self.knobs.clone();
-        let keeps = self.cluster.sites.have_disks() && (!machine || flushes(&knobs));
-        if !keeps && !self.cluster.group_is_whole() {
-            return;
-        }
-        self.probes.add(if keeps { "sequencer crash" } else { "sequencer without memory" }, 1);
-        let agent = knobs.sequencer(member);
-        self.lose_links_of(now_ns, agent);
-        self.cluster.sites.crash(&knobs, member, machine);
-        let thread = self.cluster.thread_of(agent);
-        let counters = Counters::new(&sequencer_name(&knobs, member));
-        self.cluster.counters.push(counters.clone());
-        let overlay = self.overlay.clone();
-        let site = Site {
-            knobs: &knobs,
-            network: &self.network,
-            overlay: &mut *overlay.borrow_mut(),
-            notices: &self.notices,
-            thread,
-            waker: waker(&self.wakes, thread),
-            counters,
-        };
-        let (config, _) = cluster::protocol_configs(&knobs);
-        let (runner, mail, endpoint) = self.cluster.sites.build(site, member, config);
-        self.cluster.runners[agent] = runner;
-        self.cluster.mails[agent] = mail;
-        self.cluster.endpoints[agent] = endpoint;
-        for line in self.cluster.break_lines(agent) {
-            self.network.borrow_mut().plan(now_ns + for_ns, What::Dial { line });
-        }
-        self.stall(thread, now_ns + for_ns);
-        self.isolated = (agent, now_ns + for_ns);
-    }
-
     fn dial_fails(&mut self) -> bool {
         let percent = self.knobs.faults.dial_fails_percent;
         let fails = self.faulty && self.rng.percent(percent);
@@ -401,11 +400,14 @@ impl<O: Overlay> Machine<O> {
     fn dial(&mut self, now_ns: u64, number: usize) {
         let way_ns = self.knobs.net.longest_way_ns();
         let (isolated, until_ns) = self.isolated;
-        let Line { caller, callee, .. } = self.cluster.lines[number];
+        let Line { caller, callee, life, pause_ns, .. } = self.cluster.lines[number];
+        if self.cluster.runners[caller].is_none() {
+            return;
+        }
         let cut_off = now_ns < until_ns && (caller == isolated || callee == isolated);
-        if cut_off || self.dial_fails() {
-            let pause_ns = self.cluster.lines[number].pause_ns;
-            self.network.borrow_mut().plan(now_ns + pause_ns, What::Dial { line: number });
+        let nobody = cut_off || self.cluster.runners[callee].is_none() || self.walled(now_ns, caller, callee);
+        if nobody || self.dial_fails() {
+            self.network.borrow_mut().plan(now_ns + pause_ns, What::Dial { line: number, life });
             return;
         }
         let threads = (self.cluster.thread_of(caller), self.cluster.thread_of(callee));
@@ -415,6 +417,7 @@ impl<O: Overlay> Machine<O> {
         let link = carriers.0.id();
         let (caller_end, callee_end) = self.overlay.borrow_mut().link(carriers, threads);
         line.ends.extend([(link, 0, caller_end), (link, 1, callee_end)]);
+        (line.link, line.up) = (Some(link), 0);
         let callee_ns = now_ns + self.rng.range(way_ns, 3 * way_ns);
         let caller_ns = callee_ns + self.rng.below(2 * way_ns);
         network.plan(callee_ns, What::AdmitNode { line: number, link, side: 1 });
@@ -423,7 +426,7 @@ impl<O: Overlay> Machine<O> {
 
     fn gate_at(&self, address: &str) -> Option<usize> {
         let number: usize = address.strip_prefix("gate-")?.parse().ok()?;
-        self.cluster.gates.get(number).copied()
+        self.cluster.gates.get(number).copied().filter(|gate| self.cluster.runners[*gate].is_some())
     }
 
     fn dial_gate(&mut self, now_ns: u64, number: usize) {

@@ -138,6 +138,10 @@ pub struct Network {
     pub(super) landed: Vec<(usize, u64)>,
     /// Targets sent that name the end of a window.
     pub(super) edge_targets: u64,
+    /// Operations that still leave in this duty cycle; what is issued beyond is lost with its process.
+    pub(super) leave: Option<u64>,
+    /// Whoever closes a connection now dies without a word: the other side learns of it only after so long.
+    pub(super) silent_ns: Option<u64>,
     /// Threads for which something has arrived.
     pub(super) woken: Vec<usize>,
     knobs: NetKnobs,
@@ -163,6 +167,8 @@ impl Network {
             streams: 0,
             landed: Vec::new(),
             edge_targets: 0,
+            leave: None,
+            silent_ns: None,
             woken: Vec::new(),
             knobs,
             rng: Rng::new(seed, 2),

@@ -1,7 +1,8 @@
 //! The oracle: checks what clients were told against what the order log and the logs' regions say.
 //!
 //! It shares no code with the protocol but plain types: it parses order entries and log entries itself and computes
-//! positions itself. Quotas, modes and members may change from window to window; shards may refuse appends.
+//! positions itself. Quotas, modes and members may change from window to window; shards may refuse appends; replicas may die
+//! and be born again, and shards may be lost as a whole and return.
 //!
 //! | checked | where |
 //! |---|---|
@@ -9,13 +10,18 @@
 //! | I2 confirmed prefixes have no gap and only grow | `subscription`, `order` |
 //! | I3, I7 each record once, in the order of its session and shard | `Oracle::advance` |
 //! | I4, I5, I6 acknowledgements: position, real-time order, not before the cut | `Oracle::acknowledged` |
-//! | I9, I10 nothing is taken back; cuts are the predetermined ones | `subscription`, `order` |
-//! | I11 a cut takes only what every member's region holds at that moment | `Oracle::committed` |
+//! | I4 what was bound or delivered stands on every later member too, as long as its primary keeps it | `truth` |
+//! | I9, I10, I15 taken back is only what a lost shard had not bound; cuts are the predetermined ones | `subscription`, `order` |
+//! | I10 nobody calls a shard lost that has a member in good health | the run |
+//! | I11 bound or delivered is only what every member's region holds at that moment | `truth` |
+//! | I14 after a view change nothing of the lost shard is bound or acknowledged | `order`, `Oracle::acknowledged` |
 //! | I12 grants continue each other; followers get the committed bytes without a gap | `order`, `tapped`, `landed` |
 //! | I13 nothing is delivered without a committed grant, nor from a free window before its cut | `subscription` |
 //! | chain: backups have verified what their primaries appended | the run |
 //! | L3 an idle log writes nothing, L4 queues are bounded | the run |
 
+mod answers;
+mod members;
 mod order;
 mod subscription;
 mod truth;
@@ -26,10 +32,12 @@ use std::sync::Arc;
 
 use antelog_protocol::Refusal;
 
-use self::order::OrderModel;
+pub(super) use self::members::{Life, Members};
+use self::order::{Applied, OrderModel};
 pub(super) use self::subscription::Subscribed;
-use self::truth::ShardTruth;
+use self::truth::{Recognise, ShardTruth};
 use super::network::Tapped;
+use crate::log::LogReader;
 use crate::mem::Region;
 
 /// A broken invariant.
@@ -67,6 +75,7 @@ enum Fate {
 /// A record that somebody appended.
 #[derive(Clone, Copy, Debug)]
 struct Record {
+    session: u32,
     shard: u16,
     seq: u64,
     len: u32,
@@ -108,6 +117,12 @@ pub(super) struct Reached {
     pub(super) refused: u64,
     pub(super) region_full: u64,
     pub(super) closed: u64,
+    pub(super) fails: u64,
+    /// Bound positions that nobody could show, as often as it was said.
+    pub(super) unavailable: u64,
+    pub(super) unknown: u64,
+    /// Deliveries of a shard that was lost before they were bound.
+    pub(super) void_deliveries: u64,
 }
 
 /// See the module's text.
@@ -132,7 +147,6 @@ pub struct Oracle {
     pub(super) never_rests: bool,
     pub(super) reached: Reached,
     moved: Vec<u16>,
-    scratch: Vec<u8>,
 }
 
 /// Session ids as the simulation gives them: unique, and with the session's number in them.
@@ -158,12 +172,11 @@ fn matches(record: u32, len: u32, bytes: &[u8]) -> bool {
 }
 
 impl Oracle {
-    /// An oracle for shards with these regions: the primary's first.
-    pub(super) fn new(regions: &[Vec<Arc<Region>>], may_trim: bool) -> Oracle {
-        let shard = |(shard, regions): (usize, &Vec<_>)| ShardTruth::new(shard as u16, regions);
+    /// An oracle for so many shards, whose replicas it is told of as they are born.
+    pub(super) fn new(shards: u16, may_trim: bool) -> Oracle {
         Oracle {
-            order: OrderModel::new(regions.len() as u16),
-            shards: regions.iter().enumerate().map(shard).collect(),
+            order: OrderModel::new(shards),
+            shards: (0..shards).map(ShardTruth::new).collect(),
             records: Vec::new(),
             lanes: BTreeMap::new(),
             subscribed: Vec::new(),
@@ -176,7 +189,6 @@ impl Oracle {
             never_rests: false,
             reached: Reached::default(),
             moved: Vec::new(),
-            scratch: Vec::new(),
         }
     }
 
@@ -205,9 +217,16 @@ impl Oracle {
         self.order.hashes.len() as u64
     }
 
-    pub(super) fn order_counts(&self) -> [(&'static str, u64); 9] {
+    pub(super) fn order_counts(&self) -> [(&'static str, u64); 15] {
         let order = &self.order;
+        let changes = &order.members.counts;
         [
+            ("backup dropped", changes.dropped),
+            ("primary promoted", changes.promoted),
+            ("replica joined", changes.joined),
+            ("shard returned", changes.returned),
+            ("void order entry", changes.voids),
+            ("view change", order.members.failures.len() as u64),
             ("grant", order.grants),
             ("prefix cut", order.prefix_cuts),
             ("free cut", order.free_cuts),
@@ -222,7 +241,7 @@ impl Oracle {
 
     /// Laps of its region that the busiest shard has made.
     pub(super) fn laps(&self) -> u64 {
-        self.shards.iter().map(|s| s.replicas[0].laps()).max().unwrap_or(0)
+        self.shards.iter().map(ShardTruth::laps).max().unwrap_or(0)
     }
 
     /// Appends without an answer.
@@ -238,16 +257,64 @@ impl Oracle {
         self.order.position(record.shard, record.lsn?)
     }
 
-    /// The sequencer committed this entry.
-    pub(super) fn committed(&mut self, entry: &[u8]) {
+    /// A replica begins a life with an empty log; the follower of the order stream with this number begins anew.
+    pub(super) fn born(&mut self, shard: u16, life: Life, follower: usize, memory: (Arc<Region>, LogReader)) {
+        self.shards[usize::from(shard)].born(life, memory.0, memory.1);
+        self.landed.remove(&follower);
+    }
+
+    /// The newest committed membership of a shard.
+    pub(super) fn members(&self, shard: u16) -> &Members {
+        self.order.members.of(shard)
+    }
+
+    /// Window, cut and cuts of the window that binding has reached, for faults that are aimed.
+    pub(super) fn bound_cut(&self) -> Option<(u64, u64, u64)> {
+        self.order.bound_cut()
+    }
+
+    /// What is known of a shard's slots, and how its records are recognised.
+    fn truth(&mut self, shard: u16) -> (&mut ShardTruth, Known<'_>) {
+        let Oracle { shards, records, lanes, .. } = self;
+        (&mut shards[usize::from(shard)], Known { records, lanes, shard })
+    }
+
+    /// The sequencer committed this entry; true when a shard was lost with it.
+    pub(super) fn committed(&mut self, entry: &[u8]) -> bool {
         let mut moved = std::mem::take(&mut self.moved);
         let applied = self.order.apply(entry, &mut moved);
-        self.check(applied);
         for &shard in &moved {
-            let read = self.read_members(shard);
+            let to = self.order.committed_lsn(shard);
+            let (truth, mut known) = self.truth(shard);
+            let read = truth.advance(to, "bound", &mut known);
             self.check(read);
         }
         self.moved = moved;
+        let mut lost = false;
+        match applied {
+            Ok(Applied::Bound) => {}
+            Ok(Applied::Members(shard, _)) => {
+                let (members, committed) = (self.members(shard).clone(), self.order.committed_lsn(shard));
+                let (truth, known) = self.truth(shard);
+                let agreed = truth.on_members(&members, committed, &known);
+                self.check(agreed);
+            }
+            Ok(Applied::Failed(failure, _)) => {
+                lost = true;
+                let members = self.members(failure.shard).clone();
+                let (truth, known) = self.truth(failure.shard);
+                for number in truth.on_failed(&members, failure.lsn, &known) {
+                    let record = &mut self.records[number as usize];
+                    record.lsn = None;
+                    // It may be appended again when the shard has returned.
+                    let Some(lane) = self.lanes.get_mut(&(record.session, record.shard)) else { continue };
+                    let at = lane.records.iter().position(|r| *r == number).unwrap_or(lane.read);
+                    lane.read = lane.read.min(at);
+                }
+            }
+            Err(violation) => self.complain(violation),
+        }
+        lost
     }
 
     /// I12: every sequencer has the same order log.
@@ -257,53 +324,20 @@ impl Oracle {
         }
     }
 
-    /// I11: every member's region holds what is bound now, and the same.
-    fn read_members(&mut self, shard: u16) -> Result<(), Violation> {
-        let to = self.order.committed_lsn(shard);
-        self.advance(shard, to)?;
-        let truth = &mut self.shards[usize::from(shard)];
-        for replica in 1..truth.replicas.len() {
-            while truth.replicas[replica].lsn < to {
-                let found = truth.replicas[replica].next().map_err(|v| {
-                    Violation::new("I11", format!("bound to slot {to} but on backup {replica} {}", v.what))
-                })?;
-                let at = truth.compared[replica];
-                truth.compared[replica] += 1;
-                let (lsn, count, record) = truth.entries[at];
-                let same = (found.lsn, found.count) == (lsn, count) && found.record.is_some() == record.is_some();
-                let bytes_same = record.is_none_or(|record| {
-                    let region = truth.replicas[replica].region();
-                    self.scratch.resize(found.len, 0);
-                    region.get(found.offset, &mut self.scratch);
-                    matches(record, self.records[record as usize].len, &self.scratch)
-                });
-                if !same || !bytes_same {
-                    let what = format!("slot {lsn} of shard {shard} differs on backup {replica}");
-                    return Err(Violation::new("I11", what));
-                }
-            }
-        }
-        Ok(())
+    /// I11: reads a shard's log up to a slot that somebody was handed.
+    fn advance(&mut self, shard: u16, to: u64) -> Result<(), Violation> {
+        let (truth, mut known) = self.truth(shard);
+        truth.advance(to, "delivered", &mut known)
     }
 
-    /// Reads the primary's log up to a slot (I3, I7).
-    fn advance(&mut self, shard: u16, to: u64) -> Result<(), Violation> {
-        let truth = &mut self.shards[usize::from(shard)];
-        while truth.replicas[0].lsn < to {
-            let found = truth.replicas[0].next()?;
-            let record = match found.record {
-                None => None,
-                Some((client, seq)) => {
-                    self.scratch.resize(found.len, 0);
-                    truth.replicas[0].region().get(found.offset, &mut self.scratch);
-                    let session = (client >> 32) as u32;
-                    let lane = self.lanes.entry((session, shard)).or_default();
-                    Some(find_record(&mut self.records, lane, &self.scratch, (shard, seq, found.lsn))?)
-                }
-            };
-            truth.entries.push((found.lsn, found.count, record));
+    /// I4: every member of every shard holds all that its primary keeps.
+    pub(super) fn verify(&mut self) {
+        for shard in 0..self.shards.len() as u16 {
+            let (truth, known) = self.truth(shard);
+            let keeps = truth.primary_keeps();
+            let verified = truth.verify(keeps, &known);
+            self.check(verified);
         }
-        Ok(())
     }
 
     /// Somebody appends; returns the record's number, which its bytes must be made from.
@@ -317,7 +351,7 @@ impl Oracle {
         let floor = self.acknowledged_to;
         let fate = Fate::Open;
         let len = len as u32;
-        self.records.push(Record { shard, seq, len, fate, lsn: None, floor, answer_lost: false });
+        self.records.push(Record { session, shard, seq, len, fate, lsn: None, floor, answer_lost: false });
         self.lanes.entry((session, shard)).or_default().records.push(number);
         self.open += 1;
     }
@@ -371,8 +405,10 @@ impl Oracle {
             return None;
         };
         let record = &mut self.records[number as usize];
-        // A retry from before what the shard remembers: it may be in the log, and nobody can say where.
-        let forgotten = refusal == Refusal::Forgotten && self.may_trim;
+        // A retry from before what the shard remembers, or of what it forgot when it was lost: it may be in the log, and
+        // nobody can say where.
+        let lost = self.order.members.failures.iter().any(|f| f.shard == shard);
+        let forgotten = refusal == Refusal::Forgotten && (self.may_trim || lost);
         record.fate = if forgotten { Fate::Abandoned } else { Fate::Refused };
         let written = record.lsn.filter(|_| !forgotten);
         self.open -= 1;
@@ -393,6 +429,11 @@ impl Oracle {
             self.complain(Violation::new("I3", what));
             return None;
         };
+        if self.order.members.failures.iter().all(|f| f.shard != shard) {
+            let what = format!("record {number} is unknown, and shard {shard} was never lost");
+            self.complain(Violation::new("I10", what));
+        }
+        self.reached.unknown += 1;
         self.records[number as usize].fate = Fate::Abandoned;
         self.open -= 1;
         Some(number)
@@ -449,55 +490,34 @@ impl Oracle {
         }
         *next = (index + 1).max(*next);
     }
+}
 
-    /// The answer to a question for the tail asked when `floor` was the highest acknowledged position.
-    pub(super) fn tail(&mut self, floor: Option<u64>, position: u64) {
-        let committed = self.order.committed();
-        self.reached.tails += 1;
-        if position > committed || floor.is_some_and(|floor| floor >= position) {
-            let what = format!("the tail is {position}, bound are {committed}, acknowledged before was {floor:?}");
-            self.complain(Violation::new("I5", what));
-        }
+/// Recognises the records of one shard.
+struct Known<'a> {
+    records: &'a mut Vec<Record>,
+    lanes: &'a mut BTreeMap<(u32, u16), Lane>,
+    shard: u16,
+}
+
+/// The session of a client id.
+fn session_of(client: u128) -> u32 {
+    (client >> 32) as u32
+}
+
+impl Recognise for Known<'_> {
+    fn find(&mut self, client: u128, seq: u64, lsn: u64, bytes: &[u8]) -> Result<u32, Violation> {
+        let lane = self.lanes.entry((session_of(client), self.shard)).or_default();
+        find_record(self.records, lane, bytes, (self.shard, seq, lsn))
     }
 
-    /// The highest position acknowledged so far.
-    pub(super) fn floor(&self) -> Option<u64> {
-        self.acknowledged_to
+    fn guess(&self, client: u128, seq: u64, bytes: &[u8]) -> Option<u32> {
+        let lane = self.lanes.get(&(session_of(client), self.shard))?;
+        lane.records.iter().copied().find(|record| self.is(*record, client, seq, bytes))
     }
 
-    /// The answer to a read.
-    pub(super) fn read(&mut self, position: u64, answer: &Answer<'_>) {
-        self.reached.reads += 1;
-        let result = self.judge_read(position, answer);
-        self.check(result);
-    }
-
-    fn judge_read(&mut self, position: u64, answer: &Answer<'_>) -> Result<(), Violation> {
-        let wrong = |what: &str| Err(Violation::new("I4", format!("a read of position {position} {what}")));
-        if position >= self.order.committed() {
-            return wrong("is answered before it is bound");
-        }
-        let Some(place) = self.order.locate(position) else { return wrong("is bound and nowhere") };
-        let entry = self.shards[usize::from(place.shard)].entry(place.lsn);
-        match (answer, entry.and_then(|entry| entry.2)) {
-            (Answer::Trimmed(head), _) if self.may_trim => {
-                self.reached.trims += 1;
-                if *head > position { Ok(()) } else { wrong(&format!("says that the log begins at {head}")) }
-            }
-            (Answer::NoOp, None) => Ok(()),
-            (Answer::Record(bytes), Some(record)) if matches(record, self.records[record as usize].len, bytes) => {
-                Ok(())
-            }
-            (answer, record) => {
-                let got = match answer {
-                    Answer::Record(bytes) => format!("a record of {} bytes", bytes.len()),
-                    Answer::NoOp => "no record".into(),
-                    Answer::Trimmed(head) => format!("trimmed below {head}"),
-                    Answer::Unavailable => "unavailable".into(),
-                };
-                wrong(&format!("returns {got}, it holds record {record:?}"))
-            }
-        }
+    fn is(&self, number: u32, client: u128, seq: u64, bytes: &[u8]) -> bool {
+        let record = &self.records[number as usize];
+        (record.session, record.seq) == (session_of(client), seq) && matches(number, record.len, bytes)
     }
 }
 

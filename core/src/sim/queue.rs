@@ -20,8 +20,8 @@ pub(super) enum What {
     Lose { link: u32 },
     /// A thread runs, unless it was planned anew since.
     Step { thread: usize, turn: u64 },
-    /// The control thread makes a connection between two nodes.
-    Dial { line: usize },
+    /// The control thread makes a connection between two nodes, unless the caller has died since.
+    Dial { line: usize, life: u32 },
     /// A dialled connection is handed to an agent.
     AdmitNode { line: usize, link: u32, side: u8 },
     /// A client's call reaches a gate.
@@ -32,10 +32,29 @@ pub(super) enum What {
     Overlay,
     /// Some link of a kind is lost.
     Fault { kind: usize },
-    /// Something befalls the sequencer that leads.
+    /// Something befalls a sequencer, mostly the one that leads.
     LeaderFault,
+    /// A sequencer that crashed comes back.
+    Revive { member: u16 },
+    /// Something worse than a lost link happens.
+    Strike { strike: Strike },
+    /// A process that is down comes back without memory.
+    Restart { process: usize },
     /// The state of the whole run is looked at.
     Look,
+}
+
+/// Kinds of faults that hit whole processes or whole shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Strike {
+    /// A process ends.
+    Crash,
+    /// Nothing passes between some agents for a while.
+    Wall,
+    /// A thread is paused for so long that it is suspected.
+    Pause,
+    /// A whole shard is lost, or two.
+    Shard,
 }
 
 #[derive(Debug)]

@@ -1,11 +1,13 @@
 //! One run of a seed: the loop over virtual time, the clients' turns, what the oracle is shown, and the end.
 
 mod count;
+mod strikes;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use antelog_protocol::Beat;
+use antelog_protocol::wire::order::OrderEntry;
 
 use super::client::{Common, SimClient};
 use super::cluster::Runner;
@@ -48,6 +50,30 @@ enum Phase {
     Done,
 }
 
+/// An order entry as people read it.
+fn shown(index: u64, entry: &[u8]) -> String {
+    match OrderEntry::decode(entry) {
+        Ok(OrderEntry::Grant(g)) => {
+            let members: Vec<_> = g.members.iter().map(|m| (m.shard.0, m.quota, m.first_lsn.0, m.open)).collect();
+            let (view, window, start) = (g.view, g.window, g.start);
+            format!("order {index}: view {view} grants window {window} ({:?}) from {start}: {members:?}", g.mode)
+        }
+        Ok(OrderEntry::Cut { view, point }) => format!("order {index}: view {view} cuts {point}"),
+        Ok(OrderEntry::FreeCut { view, point, lsns }) => {
+            format!(
+                "order {index}: view {view} cuts {point} freely: {:?}",
+                lsns.iter().map(|l| l.0).collect::<Vec<_>>()
+            )
+        }
+        Ok(OrderEntry::ShardChange(c)) => {
+            let members: Vec<_> = c.members.iter().map(|m| (m.number, m.incarnation)).collect();
+            let (change, epoch, primary) = (c.change, c.epoch, c.primary);
+            format!("order {index}: shard {} change {change} epoch {epoch}: {primary} leads {members:?}", c.shard)
+        }
+        other => format!("order {index}: {other:?}"),
+    }
+}
+
 /// See the module's text.
 pub(super) struct Run<O: Overlay> {
     machine: Machine<O>,
@@ -60,6 +86,8 @@ pub(super) struct Run<O: Overlay> {
     seen_entries: Vec<u64>,
     /// A region has no room even for no-ops: by design nothing is bound any more.
     exhausted: bool,
+    /// The next strike is aimed from then on.
+    aimed_ns: u64,
     failure: Option<Failure>,
 }
 
@@ -72,7 +100,7 @@ impl<O: Overlay> Run<O> {
         let knobs = Rc::new(knobs);
         let machine = Machine::new(&knobs, overlay, written)?;
         let may_trim = knobs.retention == crate::log::Retention::Recycle || knobs.may_bind_freely();
-        let mut oracle = Oracle::new(&machine.cluster.regions, may_trim);
+        let mut oracle = Oracle::new(knobs.shards, may_trim);
         oracle.never_rests = knobs.policy.beat != Beat::Target;
         let oracle = Rc::new(RefCell::new(oracle));
         let common = Rc::new(Common {
@@ -91,6 +119,7 @@ impl<O: Overlay> Run<O> {
             drained_by_ns: common.knobs.load.load_ns + DRAIN_NS,
             seen_entries: vec![0; common.knobs.sequencers.into()],
             exhausted: false,
+            aimed_ns: 0,
             failure: None,
             common,
         };
@@ -105,6 +134,8 @@ impl<O: Overlay> Run<O> {
             self.machine.add_thread(Vec::new(), Some(number.into()));
         }
         self.machine.start();
+        self.plan_strikes();
+        self.tell_births();
         self.machine.network.borrow_mut().plan(self.common.knobs.load.load_ns, What::Look);
     }
 
@@ -120,6 +151,8 @@ impl<O: Overlay> Run<O> {
                     self.step(at_ns, thread)
                 }
                 Some(What::Look) => self.look(at_ns),
+                Some(What::Strike { strike }) => self.strike(at_ns, strike),
+                Some(What::Restart { process }) => self.restart(at_ns, process),
                 Some(what) => self.machine.act(at_ns, what),
                 None => {}
             }
@@ -152,7 +185,7 @@ impl<O: Overlay> Run<O> {
         // A sequencer is the last agent of its thread.
         let last = self.machine.threads[thread].agents.last();
         if last.is_some_and(|agent| self.machine.cluster.sequencers.contains(agent)) {
-            self.take_order();
+            self.take_order(now_ns);
         }
         self.machine.network.borrow_mut().note(Kind::Step, thread as u64, work as u64, busy_ns - now_ns);
         let Some(client) = client else { return self.machine.end_agents(thread, busy_ns, work) };
@@ -162,11 +195,12 @@ impl<O: Overlay> Run<O> {
     }
 
     /// Shows the oracle what the sequencers have committed and sent.
-    fn take_order(&mut self) {
+    fn take_order(&mut self, now_ns: u64) {
         let mut oracle = self.oracle.borrow_mut();
         let mut network = self.machine.network.borrow_mut();
+        let mut struck = false;
         for (seen, agent) in self.seen_entries.iter_mut().zip(&self.machine.cluster.sequencers) {
-            let Runner::Sequencer(sequencer) = &self.machine.cluster.runners[*agent] else { continue };
+            let Some(Runner::Sequencer(sequencer)) = &self.machine.cluster.runners[*agent] else { continue };
             let order = sequencer.order();
             // One that crashed begins again.
             *seen = (*seen).min(order.last_index());
@@ -185,12 +219,14 @@ impl<O: Overlay> Run<O> {
                     oracle.committed_again(*seen, entry);
                     continue;
                 }
+                if let Some(what) = self.machine.falsely_failed(now_ns, entry, &oracle) {
+                    oracle.complain(Violation::new("I10", what));
+                }
                 oracle.committed(entry);
                 let committed = oracle.committed_position();
+                network.trace.say_with(now_ns, || shown(*seen, entry));
                 network.note(Kind::Commit, *seen, super::trace::hash(entry), committed);
-                if entry[0] == 1 {
-                    self.machine.probes.add("grant", 1);
-                }
+                struck |= strikes::aimed(self.common.knobs.faults.aim, entry, oracle.bound_cut());
             }
         }
         for tapped in std::mem::take(&mut network.taps) {
@@ -200,6 +236,10 @@ impl<O: Overlay> Run<O> {
             oracle.landed(follower, index);
         }
         self.machine.probes.add("target at the end of a window", std::mem::take(&mut network.edge_targets));
+        drop((oracle, network));
+        if struck {
+            self.strike_aimed(now_ns);
+        }
     }
 
     fn hear(&mut self, now_ns: u64, notice: Notice) {
@@ -255,6 +295,7 @@ impl<O: Overlay> Run<O> {
                 }
                 self.wake_clients();
                 self.set_phase(Phase::Drain);
+                self.restart_all(now_ns);
             }
             Phase::Drain | Phase::ReadBack => {
                 for client in &mut self.clients {
@@ -304,6 +345,7 @@ impl<O: Overlay> Run<O> {
                     self.set_phase(Phase::Rest { until_ns: now_ns + rest_ns });
                 } else {
                     self.machine.probes.add("idle log", u64::from(at_rest));
+                    self.oracle.borrow_mut().verify();
                     if let Some(what) = self.machine.cluster.wrongly_verified().filter(|_| at_rest) {
                         self.oracle.borrow_mut().complain(Violation::new("chain", what));
                     }
@@ -329,6 +371,6 @@ impl<O: Overlay> Run<O> {
         if open > 0 {
             return Some(format!("{open} appends have no answer"));
         }
-        oracle.behind()
+        oracle.behind().or_else(|| self.absent(&oracle))
     }
 }

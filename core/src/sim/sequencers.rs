@@ -1,28 +1,21 @@
-//! The sequencers of a simulated cluster: built at the start, and again when one comes back after a crash — with what its
-//! disk has kept, or as another member.
+//! What befalls sequencers: the one that leads stands still, is cut off or hands over; any of them crashes and comes back
+//! with what its disk has kept, or as another member of the group.
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::mpsc::Sender;
-
-use antelog_protocol::ShardId;
-use antelog_protocol::sequencer::SequencerConfig;
 
 use super::cluster::{Cluster, Runner};
-use super::control::Line;
 use super::disk::SimDisk;
 use super::knobs::Knobs;
-use super::network::{Shared, SimTransport};
-use super::overlay::{LinkOf, Overlay};
+use super::machine::Machine;
+use super::overlay::Overlay;
+use super::queue::What;
 use super::rng::Rng;
-use super::tap::{Role, Tap};
-use crate::counters::Counters;
-use crate::node::Waker;
+use super::tap::Tap;
 use crate::node::group::journal::Journal;
 use crate::node::group::{GroupParts, member_id};
-use crate::node::mailbox::{Admission, MailSender, Notice, mailbox};
-use crate::node::sequencer::{Replica, SequencerAgent, SequencerParts};
-use crate::transport::PeerId;
+use crate::node::sequencer::SequencerAgent;
+use crate::transport::Transport;
 
 /// Disks of the sequencers, and how often each was started.
 #[derive(Debug, Default)]
@@ -31,27 +24,8 @@ pub(super) struct Sites {
     starts: Vec<u64>,
 }
 
-/// What a sequencer is built from.
-pub(super) struct Site<'a, O: Overlay> {
-    pub(super) knobs: &'a Knobs,
-    pub(super) network: &'a Shared,
-    pub(super) overlay: &'a mut O,
-    pub(super) notices: &'a Sender<Notice>,
-    pub(super) thread: usize,
-    pub(super) waker: Waker,
-    pub(super) counters: Counters,
-}
-
-/// A sequencer, how connections reach it, and its end of the network.
-pub(super) type Built<O> = (Runner<<O as Overlay>::Transport>, MailSender<Admission<LinkOf<O>>>, usize);
-
-/// A member's name.
-pub(super) fn sequencer_name(knobs: &Knobs, member: u16) -> String {
-    if knobs.sequencers == 1 { "sequencer".into() } else { format!("sequencer-{member}") }
-}
-
 /// A sequencer on its own always flushes.
-pub(super) fn flushes(knobs: &Knobs) -> bool {
+fn flushes(knobs: &Knobs) -> bool {
     knobs.flushed || knobs.sequencers == 1
 }
 
@@ -62,13 +36,8 @@ impl Sites {
         Sites { disks, starts: vec![0; knobs.sequencers.into()] }
     }
 
-    /// Whether members keep what they know when only their process ends.
-    pub(super) fn have_disks(&self) -> bool {
-        !self.disks.is_empty()
-    }
-
     /// The member's process ends: what it gave to the kernel is kept. Or its machine does, which flushed disks survive.
-    pub(super) fn crash(&self, knobs: &Knobs, member: u16, machine: bool) {
+    fn crash(&self, knobs: &Knobs, member: u16, machine: bool) {
         let Some(disk) = self.disks.get(usize::from(member)) else { return };
         match (machine, flushes(knobs)) {
             (false, _) => disk.borrow_mut().finish(),
@@ -78,12 +47,8 @@ impl Sites {
         }
     }
 
-    /// Builds a member for its next life.
-    pub(super) fn build<O: Overlay>(&mut self, site: Site<'_, O>, member: u16, config: SequencerConfig) -> Built<O> {
-        let Site { knobs, network, overlay, notices, thread, waker, counters } = site;
-        let members = 1 + knobs.backups;
-        let replica = |at: u16| Replica { peer: PeerId(at), shard: ShardId(at / members), replica: at % members };
-        let replicas: Vec<Replica> = (0..knobs.shards * members).map(replica).collect();
+    /// A member's group for its next life; `None`: it is on its own and keeps nothing.
+    pub(super) fn group(&mut self, knobs: &Knobs, member: u16, replicas: usize) -> Option<GroupParts> {
         let starts = &mut self.starts[usize::from(member)];
         *starts += 1;
         let id = member_id(*starts, member);
@@ -92,60 +57,94 @@ impl Sites {
             (Box::new(journal) as Box<dyn Journal>, kept)
         });
         let alone = knobs.sequencers == 1 && journal.is_none();
-        let group = (!alone).then(|| GroupParts {
+        (!alone).then(|| GroupParts {
             nodes: (0..knobs.sequencers).collect(),
             own: member.into(),
             id,
             tick_ns: knobs.raft_tick_ns,
-            replicas: replicas.len(),
+            replicas,
             journal,
-        });
-        let peers_max = replicas.len() as u16 + knobs.sequencers;
-        let carrier = SimTransport::new(network, thread, peers_max);
-        let endpoint = carrier.endpoint();
-        network.borrow_mut().let_overtake(endpoint);
-        let role = Role::Leader { replicas: replicas.len() as u16 };
-        let transport = Tap::new(overlay.transport(carrier, thread, peers_max), network, role, peers_max);
-        let (mail, mailbox) = mailbox(waker);
-        let (name, notices) = (sequencer_name(knobs, member), notices.clone());
-        let parts = SequencerParts { name, config, replicas, group, mailbox, notices, counters };
-        (Runner::Sequencer(Box::new(SequencerAgent::new(parts, transport))), mail, endpoint)
+        })
     }
 }
 
-impl<T: crate::transport::Transport> Cluster<T> {
-    fn sequencer(&self, member: usize) -> &SequencerAgent<Tap<T>> {
+impl<T: Transport> Cluster<T> {
+    fn sequencer(&self, member: usize) -> Option<&SequencerAgent<Tap<T>>> {
         match &self.runners[self.sequencers[member]] {
-            Runner::Sequencer(sequencer) => sequencer,
-            _ => unreachable!("agent {} is no sequencer", self.sequencers[member]),
+            Some(Runner::Sequencer(sequencer)) => Some(sequencer),
+            _ => None,
         }
     }
 
     /// The sequencer that leads, of several: its agent's number, and its member's.
     pub(super) fn leader(&self) -> Option<(usize, usize)> {
-        let leads = |member: &usize| self.sequencer(*member).members().is_some_and(|m| m.leads);
+        let leads = |member: &usize| self.sequencer(*member).and_then(|s| s.members()).is_some_and(|m| m.leads);
         (0..self.sequencers.len()).find(leads).map(|member| (self.sequencers[member], member))
     }
 
-    /// Whether every sequencer, as it is now, has a vote: one of them may then lose its memory.
-    pub(super) fn group_is_whole(&self) -> bool {
-        let Some((_, leader)) = self.leader() else { return false };
-        let Some(group) = self.sequencer(leader).members() else { return false };
-        let takes_part = |member| self.sequencer(member).members().is_some_and(|m| group.voters.contains(&m.own));
-        group.voters.len() == self.sequencers.len() && (0..self.sequencers.len()).all(takes_part)
+    /// Whether every sequencer runs and, as it is now, has a vote: one of them may then lose its memory.
+    fn group_is_whole(&self) -> bool {
+        let members: Option<Vec<_>> =
+            (0..self.sequencers.len()).map(|member| self.sequencer(member).and_then(|s| s.members())).collect();
+        let leader = members.as_ref().and_then(|all| all.iter().find(|m| m.leads));
+        let (Some(all), Some(leader)) = (&members, leader) else { return false };
+        leader.voters.len() == all.len() && all.iter().all(|m| leader.voters.contains(&m.own))
     }
+}
 
-    /// Connections that are being made with an agent break; returns the lines that have to be dialled again by nobody else.
-    pub(super) fn break_lines(&mut self, agent: usize) -> Vec<usize> {
-        let mut broken = Vec::new();
-        for (number, line) in self.lines.iter_mut().enumerate() {
-            let Line { caller, callee, ends, .. } = line;
-            let on_its_way = !ends.is_empty();
-            if *caller == agent || (*callee == agent && on_its_way) {
-                ends.clear();
-                broken.push(number);
+impl<O: Overlay> Machine<O> {
+    pub(super) fn harm_a_sequencer(&mut self, now_ns: u64) {
+        let Some(every_ns) = self.knobs.faults.leader_every_ns.filter(|_| self.faulty) else { return };
+        self.network.borrow_mut().plan(now_ns + self.fate.gap(every_ns) + 1, What::LeaderFault);
+        let for_ns = self.knobs.raft_tick_ns * self.fate.range(8, 40);
+        let others = self.cluster.sequencers.len() as u64 - 1;
+        let what = if others == 0 { 3 } else { self.fate.below(4) };
+        if what == 3 {
+            let (member, machine) = (self.fate.below(others + 1) as u16, self.fate.percent(50));
+            return self.crash(now_ns, member, machine, for_ns / 2);
+        }
+        let Some((agent, member)) = self.cluster.leader() else { return };
+        match what {
+            0 => {
+                self.probes.add("leader paused", 1);
+                self.stall(self.cluster.thread_of(agent), now_ns + for_ns);
+            }
+            1 => {
+                self.probes.add("leader isolated", 1);
+                self.isolated = (agent, now_ns + for_ns);
+                let mut network = self.network.borrow_mut();
+                for link in network.links_of(self.cluster.endpoints[agent]) {
+                    network.plan(now_ns, What::Lose { link });
+                }
+            }
+            _ => {
+                self.probes.add("leader hands over", 1);
+                let to = (member + 1 + self.fate.below(others) as usize) % self.cluster.sequencers.len();
+                if let Some(Runner::Sequencer(sequencer)) = &mut self.cluster.runners[agent] {
+                    sequencer.transfer_leadership(to);
+                }
             }
         }
-        broken
+    }
+
+    /// A sequencer's process ends, or its machine does. Without what it knows it comes back as another member, which must
+    /// not be one too many.
+    fn crash(&mut self, now_ns: u64, member: u16, machine: bool, for_ns: u64) {
+        let knobs = self.knobs.clone();
+        let keeps = knobs.disk_ns.is_some() && (!machine || flushes(&knobs));
+        let agent = knobs.sequencer(member);
+        if self.cluster.runners[agent].is_none() || (!keeps && !self.cluster.group_is_whole()) {
+            return;
+        }
+        self.probes.add(if keeps { "sequencer crash" } else { "sequencer without memory" }, 1);
+        self.remove(&[agent]);
+        self.cluster.sites.crash(&knobs, member, machine);
+        self.network.borrow_mut().plan(now_ns + for_ns, What::Revive { member });
+    }
+
+    /// A sequencer that crashed comes back.
+    pub(super) fn revive(&mut self, now_ns: u64, member: u16) {
+        let part = self.with_builder(|builder| builder.sequencer(member));
+        self.place(now_ns, part);
     }
 }

@@ -97,7 +97,7 @@ impl Stage {
     /// From now on the primary of a shard holds every report back this long, in nanoseconds.
     pub fn hold_reports(&mut self, shard: u16, delay_ns: u64) {
         let agent = self.machine.knobs.replica(shard, 0);
-        if let Runner::Replica(replica) = &mut self.machine.cluster.runners[agent] {
+        if let Some(Runner::Replica(replica)) = &mut self.machine.cluster.runners[agent] {
             replica.set_report_delay(delay_ns);
         }
     }

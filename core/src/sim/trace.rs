@@ -44,6 +44,12 @@ pub enum Kind {
     Phase,
     /// What is under way above the network moved on: threads woken.
     Overlay,
+    /// A process ended: its number, whether its peers were left in silence.
+    Crash,
+    /// A process came back without memory: its number, its life.
+    Restart,
+    /// Nothing passes over a link for a while: link and side, until when.
+    Wall,
 }
 
 /// See the module's text.
@@ -78,6 +84,13 @@ impl Trace {
         if let Some(text) = &mut self.text {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "{:>9}.{:03} {kind:?} {a} {b} {c}", now_ns / 1000, now_ns % 1000);
+        }
+    }
+
+    /// As [`say`](Self::say), with a line that is made only if somebody reads it.
+    pub(super) fn say_with(&mut self, now_ns: u64, line: impl FnOnce() -> String) {
+        if self.text.is_some() {
+            self.say(now_ns, &line());
         }
     }
 

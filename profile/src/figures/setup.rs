@@ -148,9 +148,9 @@ impl Setup {
             ordering: self.ordering,
             window_cuts: self.window_cuts,
             tick_ns: model.tick_ns(),
-            // A quarter of the default `suspect_ms`.
             suspect_ns: 400_000_000,
             lost_grace_ns: 200_000_000,
+            // A quarter of the default `suspect_ms`.
             report_every_ns: 50_000_000,
             quotas: self.quotas.clone(),
             record_bytes_max: model.record_bytes as u32,
@@ -192,6 +192,10 @@ impl Setup {
                 pause_ns: 0,
                 dial_fails_percent: 0,
                 new_session_every_ns: None,
+                strike_every_ns: [None; 4],
+                strike_ns: 0,
+                silent_percent: 0,
+                aim: None,
             },
         }
     }

@@ -77,6 +77,8 @@ impl Span {
         let quotas = |a: &Member, b: &Member| a.quota == b.quota || planted(Mutant::KeepOldQuotas);
         let alike = |a: &Member, b: &Member| a.shard == b.shard && quotas(a, b) && a.open == b.open;
         let same = self.mode == grant.mode
+            // What was lost in this span must not be taken for lost in the next.
+            && self.lost.is_empty()
             && self.cuts == grant.cuts
             && (self.mode == WindowMode::Fixed || self.rows_pushed == self.cuts_total())
             && self.members.len() == grant.members.len()
@@ -89,6 +91,14 @@ impl Span {
 
     /// A member was lost as a whole: slots of this span that were granted and not bound by then never are.
     pub(super) fn lose(&mut self, failed: &Failed) {
+        if self.mode == WindowMode::Free && self.rows_pushed == 0 && self.start == failed.lease_end {
+            // A free window that no cut has begun begins where the shard was lost.
+            if let Some(index) = self.member_index(failed.shard) {
+                let first = self.members[index].first_lsn.min(failed.lsn);
+                (self.members[index].first_lsn, self.row_base[1 + index]) = (first, first.0);
+            }
+            return;
+        }
         let concerned = self.mode == WindowMode::Fixed && self.start < failed.lease_end && self.end() > failed.from;
         if let Some(index) = self.member_index(failed.shard).filter(|_| concerned) {
             let member = &mut self.members[index];

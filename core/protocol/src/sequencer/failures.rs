@@ -104,6 +104,19 @@ impl Sequencer {
         self.look_at_ns
     }
 
+    /// Who has not listened for a while cannot say who was silent: nobody is suspected for that time.
+    pub(super) fn forgive(&mut self, now_ns: u64) {
+        let away_ns = now_ns.saturating_sub(core::mem::replace(&mut self.awake_ns, now_ns));
+        // It looks for silence more often than that.
+        if away_ns > self.config.suspect_ns / 2 {
+            for state in self.replicas.iter_mut().flatten() {
+                // Who is waited for with more patience already keeps it.
+                state.heard_ns = (state.heard_ns + away_ns).min(now_ns.max(state.heard_ns));
+                state.lost_ns = (state.lost_ns + away_ns).min(now_ns);
+            }
+        }
+    }
+
     /// Writes what follows from who is lost, if anything does.
     pub(super) fn encode_membership(&mut self, now_ns: u64) -> Option<usize> {
         if self.look_at_ns.is_some_and(|at| at <= now_ns) {

@@ -148,6 +148,8 @@ impl Lane {
         self.view = view;
         let (count, unknown) = (self.queue.len(), self.doubtful.max(self.sent));
         let Some(first) = self.queue.front().map(|o| o.seq) else { return 0 };
+        // After a refusal the shard still expects that number, whatever was sent behind it.
+        let first = self.resume.map_or(first, |resume| resume.min(first));
         if unknown > 0 {
             self.numbers = Numbers::Lost(first);
             for gone in &mut self.gone {

@@ -584,7 +584,7 @@ fn read(ring: &mut Ring, common: &Common, token: u64, position: Position) -> Res
     if slot.lsn >= deliverable {
         return Ok(false);
     }
-    if slot.lsn < stream::missing_below(port, deliverable, &common.ledger) {
+    if slot.lsn < stream::missing_below(port, &common.ledger) {
         return push(ring, &is(ReadResult::Unavailable)).map(|()| true);
     }
     let log = &port.log;

@@ -111,12 +111,9 @@ pub(super) fn log_head(port: &ShardPort, ledger: &Ledger) -> Position {
 
 /// Slots below this one were bound and are in no log: their shard was lost and has returned without them. What was dropped
 /// because it is old is not counted.
-pub(super) fn missing_below(port: &ShardPort, deliverable: Lsn, ledger: &Ledger) -> Lsn {
+pub(super) fn missing_below(port: &ShardPort, ledger: &Ledger) -> Lsn {
     if ledger.last_failure(port.shard).is_none() {
         return Lsn(0);
-    }
-    if port.log.is_empty() {
-        return deliverable; // A log drops entries only while others follow.
     }
     let Ok(first) = port.log.first() else { return Lsn(0) };
     let begins = ledger.failed().any(|f| f.shard == port.shard && f.lsn == first.lsn);
@@ -133,7 +130,7 @@ pub(super) fn deliver(
     let Source { port, deliverable, .. } = *source;
     stream.follow(source.epoch, ledger);
     let mut delivered = Delivered::default();
-    let missing_below = missing_below(port, deliverable, ledger);
+    let missing_below = missing_below(port, ledger);
     let trimmed = || Delivery::Trimmed { head: log_head(port, ledger) };
     let mut cursor = match stream.cursor.map_or_else(|| find(stream, port, missing_below, ledger), |c| Ok(Some(c))) {
         Ok(Some(cursor)) => cursor,
@@ -444,9 +441,9 @@ mod tests {
         let options = LogOptions { retention: Retention::Recycle, record_bytes_max: 960 };
         let mut log = LogWriter::take_over(verifier, 2, options);
         let port = port(&log);
-        assert_eq!(missing_below(&port, Lsn(2), &ledger), Lsn(2));
+        assert_eq!(missing_below(&port, &ledger), Lsn(2));
         log.record(ClientId(1), 0, b"record");
-        assert_eq!(missing_below(&port, Lsn(3), &ledger), Lsn(2));
+        assert_eq!(missing_below(&port, &ledger), Lsn(2));
         let source = Source { port: &port, epoch: None, deliverable: Lsn(3) };
         let (delivered, _) = deliver(&mut stream, &source, &ledger, &mut ring);
         assert_eq!(delivered.records, 1);

@@ -111,6 +111,7 @@ impl<T: Transport> ReplicaAgent<T> {
             peer.say(NodeMessage::Session { client, next_seq, last_lsn });
         }
         self.counters.joins.add(1);
+        self.limit_log();
     }
 
     fn on_start(&mut self, now_ns: u64, at: usize, place: Place) {
@@ -260,7 +261,11 @@ impl<T: Transport> ReplicaAgent<T> {
         let Some(Life::Following(mut follower) | Life::Fencing(mut follower, _)) = life else {
             unreachable!("a primary stepped down before it is promoted")
         };
-        follower.log.find_end();
+        // Where a lost shard returns, what lies behind the bound slots is void.
+        let returns = follower.ledger.membership(self.shard).is_some_and(|m| m.change == m.since_failure);
+        if !returns {
+            follower.log.find_end();
+        }
         self.reached = self.reached.max(follower.log.at());
         self.life = Some(Life::Fencing(follower, 0));
         self.counters.promotions.add(1);
@@ -305,6 +310,7 @@ impl<T: Transport> ReplicaAgent<T> {
         }
         leader.begin(now_ns, others, &mut self.gate.answers);
         self.life = Some(Life::Leading(leader));
+        self.limit_log();
         self.counters.is_primary.set(1);
         self.counters.is_member.set(1);
         self.publish();
@@ -322,6 +328,9 @@ impl<T: Transport> ReplicaAgent<T> {
 
     /// A primary no more: another leads, or the shard is lost. What is not bound is given back.
     fn step_down(&mut self, now_ns: u64) {
+        if !self.is_primary() {
+            return;
+        }
         let Some(Life::Leading(leader)) = self.life.take() else { return };
         self.gate.progress.set_serving(None);
         self.gate.waker.wake();
@@ -345,6 +354,10 @@ impl<T: Transport> ReplicaAgent<T> {
     pub(super) fn on_view_changed(&mut self, now_ns: u64) {
         if !self.ledger().has_failed(self.shard) {
             return;
+        }
+        // Whoever is born anew hears of the past while it follows a later primary already.
+        if self.ledger().membership(self.shard).is_some_and(|m| m.epoch < self.epoch) {
+            return self.report_now(now_ns);
         }
         self.step_down(now_ns);
         let last = self.primary.take();

@@ -283,13 +283,20 @@ impl<T: Transport> ReplicaAgent<T> {
             self.report = report;
             self.spread_report();
         }
+        self.limit_log();
         let Some(Life::Leading(leader)) = &mut self.life else { return };
-        let drained = self.peers.iter().map(super::Peer::drained).min().unwrap_or(u64::MAX);
-        leader.log.set_limits(leader.shard.committed(), drained);
         let (tail, next_lsn) = (leader.log.tail(), leader.log.next_lsn());
         for peer in &mut self.peers {
             peer.mirror.pump(&mut self.transport, tail, next_lsn);
         }
+    }
+
+    /// Tells the log what may be dropped and overwritten: at the end of every cycle, and at once when another replica is to
+    /// follow from a place, because appends of the same cycle must not overwrite what it is to be given.
+    pub(super) fn limit_log(&mut self) {
+        let Some(Life::Leading(leader)) = &mut self.life else { return };
+        let drained = self.peers.iter().map(super::Peer::drained).min().unwrap_or(u64::MAX);
+        leader.log.set_limits(leader.shard.committed(), drained);
     }
 
     pub(super) fn publish(&mut self) {

@@ -49,6 +49,8 @@ struct Pipe {
     /// When operations that landed are acknowledged.
     acks: VecDeque<u64>,
     last_ack_ns: u64,
+    /// Nothing passes in this direction before then.
+    held_ns: u64,
     /// Operations that count against the capacity.
     in_flight: usize,
     capacity: usize,
@@ -84,6 +86,7 @@ impl Link {
             last_arrival_ns: 0,
             acks: VecDeque::new(),
             last_ack_ns: 0,
+            held_ns: 0,
             in_flight: 0,
             capacity,
             unreleased: 0,
@@ -120,6 +123,12 @@ impl Network {
     /// Issues an operation from this side of a link.
     pub(super) fn issue(&mut self, endpoint: usize, to: PeerId, operation: Operation) -> Result<(), Full> {
         let Some((link, side)) = self.endpoints[endpoint].peers[usize::from(to.0)] else { return Err(Full) };
+        if let Some(left) = &mut self.leave {
+            if *left == 0 {
+                return Ok(());
+            }
+            *left -= 1;
+        }
         let polled_ns = self.endpoints[endpoint].polled_ns;
         let Link { alive, pipes, .. } = &mut self.links[link as usize];
         let (alive, pipe) = (*alive, &mut pipes[usize::from(side)]);
@@ -153,7 +162,7 @@ impl Network {
         self.links[link as usize].pipes[usize::from(side)].wire.insert(place, operation);
         let arrival_ns = self.issue_ns + self.way_ns(link, bytes);
         let pipe = &mut self.links[link as usize].pipes[usize::from(side)];
-        let arrival_ns = arrival_ns.max(pipe.last_arrival_ns);
+        let arrival_ns = arrival_ns.max(pipe.last_arrival_ns).max(pipe.held_ns);
         pipe.last_arrival_ns = arrival_ns;
         self.plan(arrival_ns, What::Arrive { link, side });
         self.note(Kind::Issue, u64::from(link) * 2 + u64::from(side), bytes as u64, arrival_ns);
@@ -161,7 +170,7 @@ impl Network {
     }
 
     pub(super) fn arrive(&mut self, link: u32, side: u8) {
-        if !self.links[link as usize].alive {
+        if !self.links[link as usize].alive || self.held(link, side, What::Arrive { link, side }) {
             return;
         }
         self.links[link as usize].pipes[usize::from(side)].arrived += 1;
@@ -267,8 +276,9 @@ impl Network {
 
     fn acknowledge(&mut self, link: u32, side: u8, base_ns: u64, token: Option<u64>) {
         let way_ns = self.way_ns(link, 0);
+        let back_ns = self.links[link as usize].pipes[usize::from(1 - side)].held_ns;
         let pipe = &mut self.links[link as usize].pipes[usize::from(side)];
-        let at_ns = (base_ns + way_ns).max(pipe.last_ack_ns);
+        let at_ns = (base_ns + way_ns).max(pipe.last_ack_ns).max(back_ns);
         pipe.last_ack_ns = at_ns;
         pipe.acks.push_back(at_ns);
         let room = pipe.starved && pipe.acks.len() == 1;
@@ -280,7 +290,28 @@ impl Network {
         }
     }
 
+    /// Nothing passes in a direction of a link until then.
+    pub(in crate::sim) fn hold(&mut self, link: u32, side: u8, until_ns: u64) {
+        if self.links[link as usize].alive {
+            self.note(Kind::Wall, u64::from(link) * 2 + u64::from(side), until_ns, 0);
+            let pipe = &mut self.links[link as usize].pipes[usize::from(side)];
+            pipe.held_ns = pipe.held_ns.max(until_ns);
+        }
+    }
+
+    /// Puts something off that comes from a side through which nothing passes now.
+    fn held(&mut self, link: u32, side: u8, what: What) -> bool {
+        let held_ns = self.links[link as usize].pipes[usize::from(side)].held_ns;
+        if held_ns > self.now_ns {
+            self.plan(held_ns, what);
+        }
+        held_ns > self.now_ns
+    }
+
     pub(super) fn acked(&mut self, link: u32, side: u8, token: u64) {
+        if self.held(link, 1 - side, What::Acked { link, side, token }) {
+            return;
+        }
         let Link { alive: true, ends, .. } = &self.links[link as usize] else { return };
         let Some((endpoint, peer)) = ends[usize::from(side)].holder else { return };
         match self.endpoints[endpoint].inbox.back_mut() {
@@ -358,11 +389,14 @@ impl Network {
             return;
         }
         self.end(link);
-        let way_ns = self.way_ns(link, 0);
+        let way_ns = self.way_ns(link, 0) + self.silent_ns.unwrap_or(0);
         self.plan(self.issue_ns.max(self.now_ns) + way_ns, What::Down { link, side: 1 - side, reason });
     }
 
     pub(super) fn down(&mut self, link: u32, side: u8, reason: DownReason) {
+        if self.held(link, 1 - side, What::Down { link, side, reason }) {
+            return;
+        }
         let end = &mut self.links[link as usize].ends[usize::from(side)];
         let Some((endpoint, peer)) = end.holder else {
             end.lost = Some(reason);

@@ -2,6 +2,7 @@
 //! shares nothing with the protocol's ledger but the byte format that PROTOCOL.md §3 and §5 define.
 
 use super::Violation;
+use super::members::{Failure, Members, Memberships};
 
 /// How a window binds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +19,8 @@ struct Part {
     closed: bool,
     /// Slots of the members before this one in a cut.
     before: u64,
+    /// Slots of this window from here on never come to be: the shard was lost.
+    kept_end: u64,
 }
 
 /// One granted window.
@@ -40,6 +43,19 @@ pub(super) struct Place {
     pub(super) lsn: u64,
     /// Slots of the shard from here on at consecutive positions.
     pub(super) run: u64,
+    /// No slot by decree: the shard was lost before this one was bound. `lsn` is the one that was granted.
+    pub(super) void: bool,
+}
+
+/// What an entry of the order log did.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Applied {
+    /// Nothing, or nothing but positions: of these shards more slots are bound.
+    Bound,
+    /// The members of a shard changed; what they were before.
+    Members(u16, Members),
+    /// A shard was lost; what its members were.
+    Failed(Failure, Members),
 }
 
 /// See the module's text.
@@ -55,6 +71,7 @@ pub(super) struct OrderModel {
     committed: u64,
     /// End of each shard's bound slots.
     committed_lsn: Vec<u64>,
+    pub(super) members: Memberships,
     pub(super) prefix_cuts: u64,
     pub(super) free_cuts: u64,
     pub(super) grants: u64,
@@ -68,10 +85,10 @@ pub(super) struct OrderModel {
     free_ended: bool,
 }
 
-struct Bytes<'a>(&'a [u8]);
+pub(super) struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
-    fn number(&mut self, count: usize) -> Result<u64, Violation> {
+    pub(super) fn number(&mut self, count: usize) -> Result<u64, Violation> {
         let short = || Violation::new("I17", "an order entry ends too early");
         let (head, rest) = self.0.split_at_checked(count).ok_or_else(short)?;
         self.0 = rest;
@@ -96,7 +113,10 @@ impl Window {
     /// A member's slot after the window's last, or so far.
     fn end_lsn(&self, at: usize) -> u64 {
         match self.mode {
-            Mode::Fixed => self.parts[at].first + self.cuts * self.parts[at].quota,
+            Mode::Fixed => {
+                let part = self.parts[at];
+                (part.first + self.cuts * part.quota).min(part.kept_end)
+            }
             Mode::Free => self.rows.last().map_or(self.parts[at].first, |row| row.1[at]),
         }
     }
@@ -122,7 +142,10 @@ impl Window {
                 }
                 let part = self.parts.iter().rev().find(|p| p.before <= inside && p.quota > 0)?;
                 let n = inside - part.before;
-                Some(Place { shard: part.shard, lsn: part.first + cut * part.quota + n, run: part.quota - n })
+                let lsn = part.first + cut * part.quota + n;
+                let void = lsn >= part.kept_end;
+                let run = if void { part.quota - n } else { (part.quota - n).min(part.kept_end - lsn) };
+                Some(Place { shard: part.shard, lsn, run, void })
             }
             Mode::Free => {
                 let cut = self.rows.partition_point(|row| row.0 <= position);
@@ -133,7 +156,8 @@ impl Window {
                     let first = self.before_row(starts, at);
                     let slots = ends[at] - first;
                     if inside < slots {
-                        return Some(Place { shard: part.shard, lsn: first + inside, run: slots - inside });
+                        let (lsn, run) = (first + inside, slots - inside);
+                        return Some(Place { shard: part.shard, lsn, run, void: false });
                     }
                     inside -= slots;
                 }
@@ -148,7 +172,8 @@ impl Window {
         match self.mode {
             Mode::Fixed => {
                 let cut = slots.checked_div(part.quota)?;
-                (cut < self.cuts).then(|| self.start + cut * self.sum + part.before + slots % part.quota)
+                (cut < self.cuts && lsn < part.kept_end)
+                    .then(|| self.start + cut * self.sum + part.before + slots % part.quota)
             }
             Mode::Free => {
                 let cut = self.rows.partition_point(|row| row.1[at] <= lsn);
@@ -166,6 +191,7 @@ impl OrderModel {
         OrderModel {
             committed_lsn: vec![0; shards.into()],
             of_shard: vec![Vec::new(); shards.into()],
+            members: Memberships::new(shards),
             ..OrderModel::default()
         }
     }
@@ -178,6 +204,14 @@ impl OrderModel {
     /// End of a shard's bound slots.
     pub(super) fn committed_lsn(&self, shard: u16) -> u64 {
         self.committed_lsn[usize::from(shard)]
+    }
+
+    /// Window and cut that binding has reached, and cuts of that window; `None` before the first grant.
+    pub(super) fn bound_cut(&self) -> Option<(u64, u64, u64)> {
+        let (number, cut, _) = self.bound;
+        let first = self.windows.first()?.number;
+        let window = number.checked_sub(first).and_then(|at| self.windows.get(at as usize));
+        Some((number, cut, window.map_or(0, |w| w.cuts)))
     }
 
     fn window_at(&self, position: u64) -> Option<&Window> {
@@ -208,7 +242,7 @@ impl OrderModel {
                     let cut = offset.checked_div(window.sum)?.min(window.cuts);
                     let inside = (offset - cut * window.sum).saturating_sub(part.before).min(part.quota);
                     let inside = if cut == window.cuts { 0 } else { inside };
-                    Some(part.first + cut * part.quota + inside)
+                    Some((part.first + cut * part.quota + inside).min(part.kept_end))
                 }
                 Mode::Free => {
                     let cut = window.rows.partition_point(|row| row.0 <= position);
@@ -223,17 +257,25 @@ impl OrderModel {
         Some(0)
     }
 
-    /// Reads the next committed entry; returns the shards whose bound slots moved.
-    pub(super) fn apply(&mut self, entry: &[u8], moved: &mut Vec<u16>) -> Result<(), Violation> {
+    /// Reads the next committed entry; `moved` becomes the shards whose bound slots moved.
+    pub(super) fn apply(&mut self, entry: &[u8], moved: &mut Vec<u16>) -> Result<Applied, Violation> {
         self.hashes.push(super::super::trace::hash(entry));
         moved.clear();
         let mut bytes = Bytes(entry);
         let (tag, detail) = (bytes.number(1)?, bytes.number(1)?);
         let (small, view) = (bytes.number(2)?, bytes.number(4)?);
-        if view != 0 {
-            return Err(Violation::new("I10", format!("an entry of view {view}: no shard has failed")));
+        if tag == 4 {
+            return Ok(self.fail(small as u16, view));
         }
-        match tag {
+        if tag == 5 {
+            let changed = self.members.change(&mut bytes, small as u16, view)?;
+            return Ok(changed.map_or(Applied::Bound, |before| Applied::Members(small as u16, before)));
+        }
+        if view != self.members.view {
+            self.members.counts.voids += 1;
+            return Ok(Applied::Bound);
+        }
+        let bound = match tag {
             1 => self.grant(&mut bytes, detail, small),
             2 => {
                 let point = (bytes.number(8)?, bytes.number(4)?, small);
@@ -244,9 +286,37 @@ impl OrderModel {
                 let lsns = (0..small).map(|_| bytes.number(8)).collect::<Result<Vec<_>, _>>()?;
                 self.free_cut(point, lsns, moved)
             }
-            5 => Ok(()),
             tag => Err(Violation::new("I17", format!("an order entry of an unknown kind {tag}"))),
+        };
+        bound.map(|()| Applied::Bound)
+    }
+
+    /// A shard is lost: what was granted to it and is not bound never comes to be.
+    fn fail(&mut self, shard: u16, view: u64) -> Applied {
+        let (from, lsn) = (self.committed, self.committed_lsn(shard));
+        let lease_end = self.windows.last().map_or(from, Window::end);
+        let failure = Failure { shard, view, from, lease_end, lsn };
+        let Some(before) = self.members.fail(failure) else { return Applied::Bound };
+        let first_window = self.windows.partition_point(|w| w.end() <= from);
+        for window in &mut self.windows[first_window..] {
+            let free = window.mode == Mode::Free && window.rows.is_empty();
+            let Ok(at) = window.parts.binary_search_by_key(&shard, |p| p.shard) else { continue };
+            let part = &mut window.parts[at];
+            match window.mode {
+                Mode::Fixed => part.kept_end = part.kept_end.min(lsn),
+                // One that has not begun begins where the shard was lost.
+                Mode::Free if free => part.first = part.first.min(lsn),
+                Mode::Free => {}
+            }
         }
+        let windows = &self.windows;
+        self.of_shard[usize::from(shard)].retain(|(first, at)| *at < first_window || *first < lsn);
+        for (at, window) in windows.iter().enumerate().skip(first_window) {
+            if let Some((_, part)) = window.part(shard).filter(|(_, p)| window.mode == Mode::Free && p.first == lsn) {
+                self.of_shard[usize::from(shard)].push((part.first, at));
+            }
+        }
+        Applied::Failed(failure, before)
     }
 
     fn grant(&mut self, bytes: &mut Bytes<'_>, mode: u64, members: u64) -> Result<(), Violation> {
@@ -269,7 +339,7 @@ impl OrderModel {
             if stopped.is_some_and(|lsn| lsn != first) {
                 return wrong(format!("lets shard {shard} begin at slot {first}, it stopped at {stopped:?}"));
             }
-            parts.push(Part { shard, quota, first, closed, before: sum });
+            parts.push(Part { shard, quota, first, closed, before: sum, kept_end: u64::MAX });
             sum += quota;
         }
         if let Some(last) = self.windows.last() {
@@ -336,7 +406,7 @@ impl OrderModel {
             moved.push(part.shard);
         }
         for (at, part) in window.parts.iter().enumerate() {
-            let lsn = part.first + (cut + u64::from(in_prefix(at))) * part.quota;
+            let lsn = (part.first + (cut + u64::from(in_prefix(at))) * part.quota).min(part.kept_end);
             let end = &mut self.committed_lsn[usize::from(part.shard)];
             if lsn > *end {
                 *end = lsn;

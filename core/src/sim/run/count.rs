@@ -18,7 +18,9 @@ impl<O: Overlay> Run<O> {
             self.failure = Some(Failure::Wrong(Violation::new("L4", what)));
         }
         let mut leads = 0;
-        for (name, value) in self.machine.cluster.counters.iter().flat_map(|c| c.snapshot()) {
+        for (name, value) in
+            self.machine.cluster.counters.iter().chain(&self.machine.cluster.retired).flat_map(|c| c.snapshot())
+        {
             let name = match name.rsplit_once('.').map_or("", |(_, counter)| counter) {
                 "fills_by_age" => "fill by age",
                 "fills_by_target" => "fill by target",
@@ -48,6 +50,10 @@ impl<O: Overlay> Run<O> {
             ("connection lost during client", client),
             ("full transport", network.seen.full),
             ("target overtook an order entry", network.seen.overtaken),
+            ("fail delivered", reached.fails),
+            ("unavailable told", reached.unavailable),
+            ("append unknown", reached.unknown),
+            ("delivery of a lost shard", reached.void_deliveries),
             ("region lap", oracle.laps()),
             ("region full refusal", reached.region_full),
             ("closed shard refusal", reached.closed),
