@@ -30,6 +30,7 @@ mod process;
 mod queue;
 pub mod rng;
 mod run;
+mod sequencers;
 pub mod stage;
 mod tap;
 pub mod trace;

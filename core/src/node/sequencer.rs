@@ -73,6 +73,17 @@ pub struct SequencerParts<L> {
     pub counters: Counters,
 }
 
+/// A sequencer's group, as it knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Members {
+    /// The identity of this sequencer in it.
+    pub own: u64,
+    /// Those that have a vote.
+    pub voters: Vec<u64>,
+    /// This one leads.
+    pub leads: bool,
+}
+
 /// A change that was decided on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Changed {
@@ -181,9 +192,10 @@ impl<T: Transport> SequencerAgent<T> {
         &self.order
     }
 
-    /// Whether it leads a group of several.
-    pub fn leads_a_group(&self) -> bool {
-        matches!(&self.group, Group::Raft(group) if group.leads().is_some())
+    /// Its group, as it knows it; `None`: it is on its own.
+    pub fn members(&self) -> Option<Members> {
+        let Group::Raft(group) = &self.group else { return None };
+        Some(Members { own: group.id(), voters: group.members().0.to_vec(), leads: group.leads().is_some() })
     }
 
     /// Hands leadership to another member of the group, if this one leads.
@@ -256,7 +268,8 @@ impl<T: Transport> SequencerAgent<T> {
                 self.followers[usize::from(peer.0)].read_index = Some((token, question));
                 self.commit(now_ns);
             }
-            Some(Heard::Change(client, token, change)) if leads && answers < CHANGES_MAX => {
+            // It may ask for all of its changes again when it hears of a new leader.
+            Some(Heard::Change(client, token, change)) if leads && answers < 2 * CHANGES_MAX => {
                 self.change(now_ns, Asking { peer, client, token, change });
             }
             Some(Heard::ReadIndex(_) | Heard::Change(..)) if !leads => {}

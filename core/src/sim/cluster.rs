@@ -15,6 +15,7 @@ use super::network::{LinkKind, Shared};
 use super::overlay::Overlay;
 use super::process::{Birth, Builder};
 use super::rng::Rng;
+use super::sequencers::Sites;
 use super::tap::Tap;
 use crate::counters::Counters;
 use crate::node::gate::GateAgent;
@@ -46,6 +47,7 @@ pub(super) struct Cluster<T: Transport> {
     /// By agent. `None`: its process is down.
     pub(super) runners: Vec<Option<Runner<T>>>,
     pub(super) places: Places,
+    pub(super) sites: Sites,
     pub(super) mails: Vec<MailSender<Admission<T::Link>>>,
     pub(super) lines: Vec<Line<T::Link>>,
     /// Agents that are gates, by process.
@@ -74,14 +76,9 @@ impl<T: Transport> Cluster<T> {
         (0..self.sequencers[0]).filter(|agent| self.places.processes[*agent] == process).collect()
     }
 
-    /// The sequencer that leads, of several: its agent's number, and its member's.
-    pub(super) fn leader(&self) -> Option<(usize, usize)> {
-        self.sequencers.iter().position(|agent| self.leads(*agent)).map(|member| (self.sequencers[member], member))
-    }
-
     /// Whether a sequencer of several leads, or believes so.
     fn leads(&self, agent: usize) -> bool {
-        matches!(&self.runners[agent], Some(Runner::Sequencer(sequencer)) if sequencer.leads_a_group())
+        matches!(&self.runners[agent], Some(Runner::Sequencer(sequencer)) if sequencer.members().is_some_and(|m| m.leads))
     }
 
     /// Whether a replica lacks the connection to a sequencer that leads.
@@ -216,7 +213,8 @@ pub(super) fn build<O: Overlay>(
     let places = Places::new(knobs, wake);
     let processes = usize::from(knobs.processes);
     let replicas = knobs.replicas();
-    let mut builder = Builder { knobs, network, overlay, notices, places: &places };
+    let mut sites = Sites::new(knobs);
+    let mut builder = Builder { knobs, network, overlay, notices, places: &places, sites: &mut sites };
     let mut parts = Vec::new();
     for process in 0..processes {
         parts.extend(builder.process(process, 0)?);
@@ -245,6 +243,7 @@ pub(super) fn build<O: Overlay>(
         born: Vec::new(),
         map,
         places,
+        sites,
     };
     for part in parts {
         cluster.runners.push(Some(part.runner));

@@ -74,6 +74,12 @@ impl SimDisk {
         }
     }
 
+    /// Everything is gone.
+    pub(crate) fn erase(&mut self) {
+        self.pending.clear();
+        self.kept.clear();
+    }
+
     fn keep(&mut self, pending: &Pending) {
         if pending.replaces {
             self.kept.clear();

@@ -1,9 +1,10 @@
 //! Faults that hit whole processes, threads and shards: deaths and rebirths, walls that nothing passes, and what they do to
 //! whom. Who is hit is decided by the run, which knows from the order log who may be.
 
+use super::cluster::Cluster;
 use super::machine::{Death, Machine, Wall};
 use super::overlay::Overlay;
-use super::process::Builder;
+use super::process::{Builder, Part};
 use super::queue::What;
 use super::trace::Kind;
 
@@ -30,10 +31,21 @@ impl<O: Overlay> Machine<O> {
         self.probes.add("process died in silence", u64::from(silent_ns.is_some()));
         let agents = self.cluster.agents_of(process);
         self.network.borrow_mut().silent_ns = silent_ns;
-        for &agent in &agents {
+        self.remove(&agents);
+        self.network.borrow_mut().silent_ns = None;
+        for thread in &mut self.threads {
+            thread.dies = thread.dies.filter(|death| death.process != process);
+        }
+        if let Some(down_ns) = down_ns {
+            self.network.borrow_mut().plan(now_ns + down_ns, What::Restart { process });
+        }
+    }
+
+    /// Agents are gone, and with them their connections.
+    pub(super) fn remove(&mut self, agents: &[usize]) {
+        for &agent in agents {
             self.cluster.runners[agent] = None;
         }
-        self.network.borrow_mut().silent_ns = None;
         for line in &mut self.cluster.lines {
             let side = [line.caller, line.callee].iter().position(|agent| agents.contains(agent));
             if let Some(side) = side {
@@ -41,12 +53,6 @@ impl<O: Overlay> Machine<O> {
                 line.up = 0;
                 line.life += u32::from(side == 0);
             }
-        }
-        for thread in &mut self.threads {
-            thread.dies = thread.dies.filter(|death| death.process != process);
-        }
-        if let Some(down_ns) = down_ns {
-            self.network.borrow_mut().plan(now_ns + down_ns, What::Restart { process });
         }
     }
 
@@ -61,33 +67,40 @@ impl<O: Overlay> Machine<O> {
         self.lives[process] += 1;
         let life = self.lives[process];
         self.network.borrow_mut().note(Kind::Restart, process as u64, life, 0);
-        let Machine { knobs, network, overlay, notices, cluster, .. } = self;
-        let mut overlay = overlay.borrow_mut();
-        let parts = Builder { knobs, network, overlay: &mut *overlay, notices, places: &cluster.places }
-            .process(process, life)?;
-        drop(overlay);
-        let way_ns = self.knobs.net.longest_way_ns();
-        for part in parts {
-            let agent = part.agent;
-            self.cluster.runners[agent] = Some(part.runner);
-            self.cluster.mails[agent] = part.mail;
-            self.cluster.endpoints[agent] = part.endpoint;
-            self.cluster.retired.push(std::mem::replace(&mut self.cluster.counters[agent], part.counters));
-            self.cluster.born.extend(part.birth);
-            self.trouble(agent, now_ns);
-            self.woken.push_back(self.cluster.places.of_agent[agent]);
-            for number in 0..self.cluster.lines.len() {
-                let line = &mut self.cluster.lines[number];
-                if line.caller == agent {
-                    line.life += 1;
-                    line.pause_ns = self.knobs.backoff_ns;
-                    let what = What::Dial { line: number, life: line.life };
-                    let at_ns = now_ns + self.rng.below(4 * way_ns);
-                    self.network.borrow_mut().plan(at_ns, what);
-                }
-            }
+        for part in self.with_builder(|builder| builder.process(process, life))? {
+            self.place(now_ns, part);
         }
         Ok(())
+    }
+
+    pub(super) fn with_builder<R>(&mut self, build: impl FnOnce(&mut Builder<'_, O>) -> R) -> R {
+        let Machine { knobs, network, overlay, notices, cluster, .. } = self;
+        let overlay = &mut *overlay.borrow_mut();
+        let Cluster { places, sites, .. } = cluster;
+        build(&mut Builder { knobs, network, overlay, notices, places, sites })
+    }
+
+    /// An agent that was built takes its place, and has its connections made.
+    pub(super) fn place(&mut self, now_ns: u64, part: Part<O::Transport>) {
+        let way_ns = self.knobs.net.longest_way_ns();
+        let agent = part.agent;
+        self.cluster.runners[agent] = Some(part.runner);
+        self.cluster.mails[agent] = part.mail;
+        self.cluster.endpoints[agent] = part.endpoint;
+        self.cluster.retired.push(std::mem::replace(&mut self.cluster.counters[agent], part.counters));
+        self.cluster.born.extend(part.birth);
+        self.trouble(agent, now_ns);
+        self.woken.push_back(self.cluster.places.of_agent[agent]);
+        for number in 0..self.cluster.lines.len() {
+            let line = &mut self.cluster.lines[number];
+            if line.caller == agent {
+                line.life += 1;
+                line.pause_ns = self.knobs.backoff_ns;
+                let what = What::Dial { line: number, life: line.life };
+                let at_ns = now_ns + self.rng.below(4 * way_ns);
+                self.network.borrow_mut().plan(at_ns, what);
+            }
+        }
     }
 
     /// Every process that is down comes back: the faults are over.

@@ -101,7 +101,7 @@ pub struct FaultKnobs {
     pub pause_every_ns: Option<u64>,
     /// Longest pause, in nanoseconds.
     pub pause_ns: u64,
-    /// Between pauses, isolations and hand-overs of the sequencer that leads, where there are several. `None`: none.
+    /// Between pauses, isolations and hand-overs of the sequencer that leads, and crashes of any. `None`: none.
     pub leader_every_ns: Option<u64>,
     /// Attempts to connect that fail, in percent.
     pub dial_fails_percent: u64,
@@ -207,6 +207,10 @@ pub struct Knobs {
     pub sequencers: u16,
     /// The tick of their group, in nanoseconds: ten of them without a leader's sign of life begin an election.
     pub raft_tick_ns: u64,
+    /// Sequencers keep what they know on disks that take up to so many nanoseconds. `None`: in memory only.
+    pub disk_ns: Option<u64>,
+    /// What is not on the sequencers' disks does not count.
+    pub flushed: bool,
     /// Processes that serve shards, each with a gate.
     pub processes: u16,
     /// All agents of a process share a thread.
@@ -302,6 +306,8 @@ impl Knobs {
             backups,
             sequencers: overrides.sequencers.unwrap_or(group.pick(&[1, 1, 1, 3, 3, 5])),
             raft_tick_ns: group.scale(500_000, 5_000_000),
+            disk_ns: group.percent(60).then(|| group.scale(10_000, 2_000_000)),
+            flushed: group.percent(50),
             processes: rng.range(1, u64::from(shards.min(4))) as u16,
             shared_threads: rng.percent(40),
             ordering,
@@ -491,13 +497,15 @@ impl fmt::Display for Knobs {
         quotas.dedup();
         writeln!(
             f,
-            "seed={} shards={} backups={} sequencers={} raft_tick_ns={} processes={} shared_threads={} ordering={} \
+            "seed={} shards={} backups={} sequencers={} raft_tick_ns={} disk_ns={:?} flushed={} processes={} shared_threads={} ordering={} \
              window_cuts={} tick_ns={}",
             self.seed,
             self.shards,
             self.backups,
             self.sequencers,
             self.raft_tick_ns,
+            self.disk_ns,
+            self.flushed,
             self.processes,
             self.shared_threads,
             self.ordering.name(),

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::cluster::{self, Cluster, Runner};
+use super::cluster::{self, Cluster};
 use super::control::{Answered, Calls, Line};
 use super::knobs::Knobs;
 use super::network::{LinkKind, Network, Shared};
@@ -91,12 +91,12 @@ pub(super) struct Machine<O: Overlay> {
     pub(super) troubled_ns: Vec<u64>,
     pub(super) rng: Rng,
     /// What befalls sequencers; others' draws do not depend on it.
-    fate: Rng,
+    pub(super) fate: Rng,
     pub(super) probes: Probes,
     /// Faults may still happen.
     pub(super) faulty: bool,
     /// An agent that nobody reaches, and until when.
-    isolated: (usize, u64),
+    pub(super) isolated: (usize, u64),
     pub(super) woken: VecDeque<usize>,
 }
 
@@ -161,7 +161,8 @@ impl<O: Overlay> Machine<O> {
                 network.plan(self.rng.gap(*every_ns), What::Fault { kind });
             }
         }
-        if let Some(every_ns) = knobs.faults.leader_every_ns.filter(|_| knobs.sequencers > 1) {
+        let harm = knobs.sequencers > 1 || knobs.disk_ns.is_some();
+        if let Some(every_ns) = knobs.faults.leader_every_ns.filter(|_| harm) {
             network.plan(self.fate.gap(every_ns), What::LeaderFault);
         }
     }
@@ -232,7 +233,8 @@ impl<O: Overlay> Machine<O> {
                 self.cluster.mails[gate].send(Admission::Client { session, link, ring_bytes, grant: Grant::default() });
             }
             What::Fault { kind } => self.lose_a_link(now_ns, kind),
-            What::LeaderFault => self.harm_the_leader(now_ns),
+            What::LeaderFault => self.harm_a_sequencer(now_ns),
+            What::Revive { member } => self.revive(now_ns, member),
             What::Overlay => {
                 let woken = self.overlay.borrow_mut().step();
                 self.network.borrow_mut().note(Kind::Overlay, woken.len() as u64, 0, 0);
@@ -385,36 +387,6 @@ impl<O: Overlay> Machine<O> {
             state.asleep = false;
             let turn = state.turn;
             self.network.borrow_mut().plan(at_ns, What::Step { thread, turn });
-        }
-    }
-
-    /// The sequencer that leads stands still, is cut off from everybody, or hands over.
-    fn harm_the_leader(&mut self, now_ns: u64) {
-        let Some(every_ns) = self.knobs.faults.leader_every_ns.filter(|_| self.faulty) else { return };
-        self.network.borrow_mut().plan(now_ns + self.fate.gap(every_ns) + 1, What::LeaderFault);
-        let Some((agent, member)) = self.cluster.leader() else { return };
-        let for_ns = self.knobs.raft_tick_ns * self.fate.range(8, 40);
-        match self.fate.below(3) {
-            0 => {
-                self.probes.add("leader paused", 1);
-                self.stall(self.cluster.thread_of(agent), now_ns + for_ns);
-            }
-            1 => {
-                self.probes.add("leader isolated", 1);
-                self.isolated = (agent, now_ns + for_ns);
-                let mut network = self.network.borrow_mut();
-                for link in network.links_of(self.cluster.endpoints[agent]) {
-                    network.plan(now_ns, What::Lose { link });
-                }
-            }
-            _ => {
-                self.probes.add("leader hands over", 1);
-                let others = self.cluster.sequencers.len() as u64 - 1;
-                let to = (member + 1 + self.fate.below(others) as usize) % self.cluster.sequencers.len();
-                if let Some(Runner::Sequencer(sequencer)) = &mut self.cluster.runners[agent] {
-                    sequencer.transfer_leadership(to);
-                }
-            }
         }
     }
 

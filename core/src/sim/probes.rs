@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Situations that a batch of at least [`BATCH_SEEDS`] default seeds must reach.
-pub const REQUIRED: [&str; 48] = [
+pub const REQUIRED: [&str; 50] = [
     "fill by age",
     "fill by target",
     "prefix cut",
@@ -50,6 +50,8 @@ pub const REQUIRED: [&str; 48] = [
     "leader paused",
     "leader isolated",
     "leader hands over",
+    "sequencer crash",
+    "sequencer without memory",
     "more than eight shards",
     "no backups",
 ];

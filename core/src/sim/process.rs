@@ -11,6 +11,7 @@ use super::knobs::Knobs;
 use super::network::{Shared, SimTransport};
 use super::oracle::Life;
 use super::overlay::{LinkOf, Overlay};
+use super::sequencers::Sites;
 use super::tap::{Role, Tap};
 use crate::channel::spsc;
 use crate::counters::Counters;
@@ -18,7 +19,6 @@ use crate::log::{LogOptions, LogReader, Verifier};
 use crate::mem::Region;
 use crate::node::bus::{GatePort, Progress, ShardPort};
 use crate::node::gate::{GateAgent, GateConfig, GateParts};
-use crate::node::group::{GroupParts, member_id};
 use crate::node::mailbox::{Admission, MailSender, Mailbox, Notice, mailbox};
 use crate::node::replica::{PEERS_MAX, ReplicaAgent, ReplicaParts, replica_name};
 use crate::node::sequencer::{Replica, SequencerAgent, SequencerParts};
@@ -51,6 +51,7 @@ pub(super) struct Builder<'a, O: Overlay> {
     pub(super) overlay: &'a mut O,
     pub(super) notices: &'a Sender<Notice>,
     pub(super) places: &'a Places,
+    pub(super) sites: &'a mut Sites,
 }
 
 impl<O: Overlay> Builder<'_, O> {
@@ -163,14 +164,7 @@ impl<O: Overlay> Builder<'_, O> {
         let members = 1 + knobs.backups;
         let replica = |at: u16| Replica { peer: PeerId(at), shard: ShardId(at / members), replica: at % members };
         let replicas: Vec<Replica> = (0..knobs.shards * members).map(replica).collect();
-        let group = (knobs.sequencers > 1).then(|| GroupParts {
-            nodes: (0..knobs.sequencers).collect(),
-            own: member.into(),
-            id: member_id(1, member),
-            tick_ns: knobs.raft_tick_ns,
-            replicas: replicas.len(),
-            journal: None,
-        });
+        let group = self.sites.group(knobs, member, replicas.len());
         let role = Role::Leader { replicas: replicas.len() as u16 };
         let (transport, endpoint) = self.transport(agent, replicas.len() + usize::from(knobs.sequencers), role);
         let name = sequencer_name(knobs, member);

@@ -32,8 +32,10 @@ pub(super) enum What {
     Overlay,
     /// Some link of a kind is lost.
     Fault { kind: usize },
-    /// Something befalls the sequencer that leads.
+    /// Something befalls a sequencer, mostly the one that leads.
     LeaderFault,
+    /// A sequencer that crashed comes back.
+    Revive { member: u16 },
     /// Something worse than a lost link happens.
     Strike { strike: Strike },
     /// A process that is down comes back without memory.

@@ -202,6 +202,8 @@ impl<O: Overlay> Run<O> {
         for (seen, agent) in self.seen_entries.iter_mut().zip(&self.machine.cluster.sequencers) {
             let Some(Runner::Sequencer(sequencer)) = &self.machine.cluster.runners[*agent] else { continue };
             let order = sequencer.order();
+            // One that crashed begins again.
+            *seen = (*seen).min(order.last_index());
             while *seen < order.last_index() {
                 *seen += 1;
                 let known = oracle.order_entries();

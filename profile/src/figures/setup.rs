@@ -141,6 +141,8 @@ impl Setup {
             backups: 1,
             sequencers: 1,
             raft_tick_ns: 10_000_000,
+            disk_ns: None,
+            flushed: false,
             processes: self.shards,
             shared_threads: false,
             ordering: self.ordering,
