@@ -5,7 +5,7 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let (first, count): (u64, u64) = (args[0].parse().unwrap(), args[1].parse().unwrap());
     let faults = args.get(2).filter(|f| *f != "-").map(|f| FaultSet::from_names(f).expect("faults"));
-    let traced = args.get(3).is_some();
+    let traced = args.get(3).is_some_and(|a| a == "t");
     let mut kinds: std::collections::BTreeMap<String, (u64, Vec<u64>)> = Default::default();
     let mut probes = Probes::default();
     for seed in first..first + count {

@@ -404,7 +404,13 @@ impl Sequencer {
     fn grant_due(&mut self, now_ns: u64) -> bool {
         let Some(mode) = self.ledger.mode() else { return true };
         // Without anybody who could take slots there is nothing to grant.
-        if !self.shards.iter().any(|s| matches!(s.part, Part::In | Part::Closing { .. })) {
+        let takes = |s: &ShardState| match s.part {
+            Part::In | Part::Closing { .. } => true,
+            // With the next grant it may return.
+            Part::Grounded { until_ns } => until_ns <= now_ns,
+            Part::Out | Part::Failed => false,
+        };
+        if !self.shards.iter().any(takes) {
             return false;
         }
         // Its edge is not brought near: on an idle log that would make shards late, and ground them, for nothing.
@@ -424,6 +430,8 @@ impl Sequencer {
         self.change = false;
         self.granting_rush = core::mem::take(&mut self.rush);
         self.decide_quotas(now_ns, mode);
+        // Where all who take slots were lost, or leave with this grant, the window is a free one: it has none.
+        let mode = if self.members.iter().all(|m| m.quota == 0) { WindowMode::Free } else { mode };
         let (start, window) = (self.ledger.granted_end(), self.ledger.next_window());
         let head = grant_head(self.ledger.view(), mode, window, self.config.window_cuts, start);
         encode_grant(&mut self.buffer, head, &self.members)

@@ -226,8 +226,9 @@ impl<T: Transport> SequencerAgent<T> {
             (None, _) => {
                 // Its first report says which index it needs next.
                 let follower = &mut self.followers[usize::from(peer.0)];
-                (follower.connected, follower.lead_due) = (true, true);
-                (follower.next, follower.applied) = (None, 0);
+                (follower.connected, follower.lead_due, follower.next) = (true, true, None);
+                // It may have been born anew, with the credit of one that knows nothing.
+                (follower.applied, follower.report) = (0, None);
             }
         }
         1

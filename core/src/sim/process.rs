@@ -24,6 +24,9 @@ use crate::node::replica::{PEERS_MAX, ReplicaAgent, ReplicaParts, replica_name};
 use crate::node::sequencer::{Replica, SequencerAgent, SequencerParts};
 use crate::transport::{PeerId, Transport};
 
+/// Both ends of a mailbox for connections.
+type Mails<L> = (MailSender<Admission<L>>, Mailbox<Admission<L>>);
+
 /// A replica that begins a life.
 pub(super) struct Birth {
     pub(super) shard: u16,
@@ -76,7 +79,7 @@ impl<O: Overlay> Builder<'_, O> {
         Ok(parts)
     }
 
-    fn mailbox(&self, agent: usize) -> (MailSender<Admission<LinkOf<O>>>, Mailbox<Admission<LinkOf<O>>>) {
+    fn mailbox(&self, agent: usize) -> Mails<LinkOf<O>> {
         mailbox(self.places.waker(agent))
     }
 

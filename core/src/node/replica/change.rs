@@ -1,8 +1,8 @@
 //! How a replica comes to lead, to follow another, and to join. `PROTOCOL.md` §6.
 //!
 //! A promoted replica shuts the last primary out of its own memory, finds the end of its log, and has the other members do
-//! the same and conform; only when all have answered does it serve. Whoever is no member is given the log by the primary, from a
-//! place that both have or from where the primary's begins, and becomes one when it has everything.
+//! the same and conform; only when all have answered does it serve. Whoever is no member is given the log by the primary,
+//! from a place that both have or from where the primary's begins, and becomes one when it has everything.
 
 use antelog_protocol::ReplicaId;
 use antelog_protocol::ledger::Ledger;
