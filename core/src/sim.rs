@@ -17,7 +17,6 @@
 mod client;
 mod cluster;
 mod control;
-#[cfg(test)]
 pub(crate) mod disk;
 mod faults;
 pub mod knobs;

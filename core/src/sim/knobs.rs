@@ -265,6 +265,18 @@ pub struct Knobs {
     pub faults: FaultKnobs,
 }
 
+/// How often each is drawn.
+const ORDERINGS: [Ordering; 8] = [
+    Ordering::Fixed,
+    Ordering::Fixed,
+    Ordering::Fixed,
+    Ordering::Fixed,
+    Ordering::Auto,
+    Ordering::Auto,
+    Ordering::FreeTick,
+    Ordering::FreeEvent,
+];
+
 impl Knobs {
     /// Draws the knobs of a seed.
     pub fn draw(seed: u64, overrides: &Overrides) -> Knobs {
@@ -275,16 +287,7 @@ impl Knobs {
         let drawn = if many { rng.range(9, 64) } else { rng.pick(&[2, 2, 2, 3, 3, 4, 5, 8]) };
         let shards = overrides.shards.unwrap_or(drawn as u16).max(1);
         let backups = rng.pick(&[0, 1, 1, 1, 2]);
-        let ordering = rng.pick(&[
-            Ordering::Fixed,
-            Ordering::Fixed,
-            Ordering::Fixed,
-            Ordering::Fixed,
-            Ordering::Auto,
-            Ordering::Auto,
-            Ordering::FreeTick,
-            Ordering::FreeEvent,
-        ]);
+        let ordering = rng.pick(&ORDERINGS);
         let ordering = overrides.ordering.unwrap_or(ordering);
         let tick_ns = rng.pick(&[200_000, 500_000, 1_000_000, 1_000_000, 2_000_000]).max(u64::from(shards) * 4_000);
         let load = draw_load(rng, overrides, shards, tick_ns);

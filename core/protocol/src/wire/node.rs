@@ -253,34 +253,7 @@ impl<'a> NodeMessage<'a> {
     pub fn decode(bytes: &'a [u8]) -> Result<NodeMessage<'a>, DecodeError> {
         let mut r = Reader::new(bytes);
         let message = match r.u8()? {
-            1 => {
-                let flags = r.u8()?;
-                let (shard, replica, prefix) = (ShardId(r.u16()?), r.u16()?, r.u16()?);
-                let (epoch, view, window, cut, change) = (r.u32()?, r.u32()?, r.u64()?, r.u32()?, r.u32()?);
-                let (incarnation, joining, number, lost) = (r.u64()?, r.u64()?, r.u16()?, r.u8()?);
-                if flags > 7 || (flags & 4 == 0 && (joining, number) != (0, 0)) {
-                    return Err(DecodeError::Value("flag"));
-                }
-                reserved(u64::from(r.u8()?) + u64::from(r.u32()?))?;
-                NodeMessage::Report(Report {
-                    incarnation,
-                    primary: flags & 2 != 0,
-                    change,
-                    lost,
-                    joiner: (flags & 4 != 0).then_some(ReplicaId { number, incarnation: joining }),
-                    closed: flags & 1 != 0,
-                    shard,
-                    replica,
-                    epoch,
-                    view,
-                    point: CutPoint { window, cut, prefix },
-                    durable_lsn: Lsn(r.u64()?),
-                    appended_lsn: Lsn(r.u64()?),
-                    records_lsn: Lsn(r.u64()?),
-                    records: r.u64()?,
-                    applied_index: r.u64()?,
-                })
-            }
+            1 => NodeMessage::Report(decode_report(&mut r)?),
             2 => {
                 let close = flag(r.u8()?)?;
                 let (prefix, cut, window) = (r.u16()?, r.u32()?, r.u64()?);
@@ -337,6 +310,35 @@ impl<'a> NodeMessage<'a> {
         r.finish()?;
         Ok(message)
     }
+}
+
+fn decode_report(r: &mut Reader<'_>) -> Result<Report, DecodeError> {
+    let flags = r.u8()?;
+    let (shard, replica, prefix) = (ShardId(r.u16()?), r.u16()?, r.u16()?);
+    let (epoch, view, window, cut, change) = (r.u32()?, r.u32()?, r.u64()?, r.u32()?, r.u32()?);
+    let (incarnation, joining, number, lost) = (r.u64()?, r.u64()?, r.u16()?, r.u8()?);
+    if flags > 7 || (flags & 4 == 0 && (joining, number) != (0, 0)) {
+        return Err(DecodeError::Value("flag"));
+    }
+    reserved(u64::from(r.u8()?) + u64::from(r.u32()?))?;
+    Ok(Report {
+        incarnation,
+        primary: flags & 2 != 0,
+        change,
+        lost,
+        joiner: (flags & 4 != 0).then_some(ReplicaId { number, incarnation: joining }),
+        closed: flags & 1 != 0,
+        shard,
+        replica,
+        epoch,
+        view,
+        point: CutPoint { window, cut, prefix },
+        durable_lsn: Lsn(r.u64()?),
+        appended_lsn: Lsn(r.u64()?),
+        records_lsn: Lsn(r.u64()?),
+        records: r.u64()?,
+        applied_index: r.u64()?,
+    })
 }
 
 fn flag(value: u8) -> Result<bool, DecodeError> {

@@ -480,32 +480,6 @@ impl RaftGroup {
         self.heard_at[replica] = Some(self.ticks);
     }
 
-    fn heard_mask(&self) -> Vec<u8> {
-        let mut mask = vec![0; self.heard_at.len().div_ceil(8)];
-        for (replica, at) in self.heard_at.iter().enumerate() {
-            if at.is_some_and(|at| at + HEARD_TICKS > self.ticks) {
-                mask[replica / 8] |= 1 << (replica % 8);
-            }
-        }
-        mask
-    }
-
-    /// Another member that hears a replica, by what it said of late.
-    pub fn heard_elsewhere(&self, replica: usize) -> Option<usize> {
-        self.others.iter().position(|other| {
-            let hears = other.heard.get(replica / 8).is_some_and(|byte| byte & 1 << (replica % 8) != 0);
-            other.connected && hears && other.heard_at + HEARD_TICKS > self.ticks
-        })
-    }
-
-    /// Hands leadership to another member, if it can take it; what is proposed meanwhile waits.
-    pub fn transfer_leadership(&mut self, place: usize) {
-        if let Some(id) = self.others[place].id {
-            self.raw.transfer_leader(id);
-            self.pump();
-        }
-    }
-
     /// Does all that Raft has become ready for.
     fn pump(&mut self) {
         while self.raw.has_ready() {
@@ -618,15 +592,5 @@ impl RaftGroup {
             self.leads = None;
             self.learned.push_back(Learned::Follows);
         }
-    }
-
-    /// Drops entries that nobody needs: whoever is further behind gets a snapshot.
-    fn cut(&mut self) {
-        if self.raw.store().kept() < KEPT_ENTRIES + CUT_AFTER_ENTRIES {
-            return;
-        }
-        let last = self.raw.store().last();
-        let upto = self.applied.min(last.saturating_sub(KEPT_ENTRIES as u64));
-        self.raw.mut_store().compact(upto);
     }
 }
