@@ -500,8 +500,8 @@ impl fmt::Display for Knobs {
         quotas.dedup();
         writeln!(
             f,
-            "seed={} shards={} backups={} sequencers={} raft_tick_ns={} disk_ns={:?} flushed={} processes={} shared_threads={} ordering={} \
-             window_cuts={} tick_ns={}",
+            "seed={} shards={} backups={} sequencers={} raft_tick_ns={} disk_ns={:?} flushed={} processes={} \
+             shared_threads={} ordering={} window_cuts={} tick_ns={}",
             self.seed,
             self.shards,
             self.backups,

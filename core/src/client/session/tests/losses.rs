@@ -101,7 +101,7 @@ fn a_lost_shard_returns_into_the_streams_behind_its_void_positions() {
     let told = rig.net.world().stream(relay, 1);
     assert_eq!(
         rig.requests(relay).last().unwrap(),
-        &format!("subscribe {told} shard 1 @2"),
+        &format!("subscribe {told} shard 1 @4"),
         "any gate tells what is void"
     );
     rig.net.world().deliver(1, b, 2, 5, b"late");
@@ -162,7 +162,8 @@ fn views_missed_are_learned_one_by_one_and_fail_once() {
     let now = [grant_in(2, (1, 100), 200, [100, 1]), cut_in(2, 1, 30, 0)];
     rig.net.world().snapshot_in(2, relay, (40, 200), &[&failures[..], &now[..]].concat());
     // b's slot 1, at position 3, was not bound; a's slot 1 was.
-    assert_eq!(rig.said(), ["=3", "!3"]);
+    // What is void is passed.
+    assert_eq!(rig.said(), ["=3", "!3", "=4"]);
     assert!(rig.said().is_empty());
 }
 
