@@ -224,11 +224,11 @@ impl<T: Transport> SequencerAgent<T> {
             (Some(member), Group::Raft(group)) => group.connected(member),
             (Some(_), Group::Alone) => self.transport.fence(peer),
             (None, _) => {
-                // Its first report says which index it needs next.
+                // Its first report says which index it needs next: it may have lost what it had reported before.
                 let follower = &mut self.followers[usize::from(peer.0)];
-                (follower.connected, follower.lead_due, follower.next) = (true, true, None);
-                // It may have been born anew, with the credit of one that knows nothing.
-                (follower.applied, follower.report) = (0, None);
+                follower.drop_all();
+                (follower.connected, follower.lead_due) = (true, true);
+                (follower.report, follower.applied) = (None, 0);
             }
         }
         1

@@ -91,6 +91,14 @@ pub(super) struct Tapped {
     pub(super) hash: u64,
 }
 
+/// An order entry that a follower was handed, or a snapshot up to one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Landed {
+    pub(super) number: usize,
+    pub(super) index: u64,
+    pub(super) snapshot: bool,
+}
+
 /// Something that waits in an endpoint to be polled.
 #[derive(Debug)]
 enum Waiting {
@@ -134,8 +142,8 @@ pub struct Network {
     pub(super) taps: Vec<Tapped>,
     /// Order streams begun.
     pub(super) streams: u32,
-    /// Order entries that followers were handed: who, and their index.
-    pub(super) landed: Vec<(usize, u64)>,
+    /// What of the order stream followers were handed.
+    pub(super) landed: Vec<Landed>,
     /// Targets sent that name the end of a window.
     pub(super) edge_targets: u64,
     /// Operations that still leave in this duty cycle; what is issued beyond is lost with its process.

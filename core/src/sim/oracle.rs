@@ -36,7 +36,7 @@ pub(super) use self::members::{Life, Members};
 use self::order::{Applied, OrderModel};
 pub(super) use self::subscription::Subscribed;
 use self::truth::{Recognise, ShardTruth};
-use super::network::Tapped;
+use super::network::{Landed, Tapped};
 use crate::log::LogReader;
 use crate::mem::Region;
 
@@ -481,9 +481,10 @@ impl Oracle {
     }
 
     /// I12: a follower that comes back goes on with no later entry than the first that it never got.
-    pub(super) fn landed(&mut self, follower: usize, index: u64) {
+    pub(super) fn landed(&mut self, landed: Landed) {
+        let Landed { number: follower, index, snapshot } = landed;
         let next = self.landed.entry(follower).or_insert(1);
-        if index > *next {
+        if index > *next && !snapshot {
             let what = format!("follower {follower} gets order entry {index}, but has never got {next}");
             self.complain(Violation::new("I12", what));
             return;

@@ -232,8 +232,9 @@ impl<O: Overlay> Run<O> {
         for tapped in std::mem::take(&mut network.taps) {
             oracle.tapped(&tapped);
         }
-        for (follower, index) in network.landed.drain(..) {
-            oracle.landed(follower, index);
+        for landed in network.landed.drain(..) {
+            self.machine.probes.add("snapshot for a replica", u64::from(landed.snapshot));
+            oracle.landed(landed);
         }
         self.machine.probes.add("target at the end of a window", std::mem::take(&mut network.edge_targets));
         drop((oracle, network));

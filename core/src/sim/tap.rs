@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use antelog_protocol::limits::SEQUENCERS_MAX;
 
-use super::network::{Shared, Tapped};
+use super::network::{Landed, Shared, Tapped};
 use crate::mem::Region;
 use crate::transport::{Event, Full, LocalRange, MessageHandle, PeerId, RegionKey, RemoteOffset, Transport};
 
@@ -14,6 +14,7 @@ use crate::transport::{Event, Full, LocalRange, MessageHandle, PeerId, RegionKey
 pub(super) const TARGET_TAG: u8 = 2;
 const ORDER_TAG: u8 = 3;
 const LEAD_TAG: u8 = 8;
+const SNAPSHOT_TAG: u8 = 9;
 
 /// On which side of the order stream an agent is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,9 +71,10 @@ impl<T: Transport> Tap<T> {
             if let Event::Received { peer, message } = event
                 && usize::from(peer.0) < SEQUENCERS_MAX
                 && let message = self.inner.message(*message)
-                && message.first() == Some(&ORDER_TAG)
+                && let Some(tag @ (&ORDER_TAG | &SNAPSHOT_TAG)) = message.first()
             {
-                self.network.borrow_mut().landed.push((number, word(message, 8)));
+                let landed = Landed { number, index: word(message, 8), snapshot: *tag == SNAPSHOT_TAG };
+                self.network.borrow_mut().landed.push(landed);
             }
         }
     }

@@ -70,8 +70,8 @@ impl<O: Overlay> Run<O> {
     /// Tells the oracle of replicas that were born.
     pub(super) fn tell_births(&mut self) {
         // What the dead heard comes first.
-        for (follower, index) in self.machine.network.borrow_mut().landed.drain(..) {
-            self.oracle.borrow_mut().landed(follower, index);
+        for landed in self.machine.network.borrow_mut().landed.drain(..) {
+            self.oracle.borrow_mut().landed(landed);
         }
         for birth in self.machine.cluster.born.drain(..) {
             self.oracle.borrow_mut().born(birth.shard, birth.life, birth.agent, (birth.region, birth.reader));
