@@ -3,6 +3,7 @@
 //!
 //! `cargo test --release -p antelog-core --features mutants --test mutants -- --nocapture` prints what caught what.
 
+use antelog_core::sim::knobs::FaultSet;
 use antelog_core::sim::{Failure, Knobs, Overrides, simulate};
 use antelog_protocol::mutant::{Mutant, plant};
 
@@ -32,7 +33,7 @@ impl Caught {
 
 /// A bug, the most seeds that finding it may take, and how it may show. Limits are two to four times the most seeds that
 /// were needed from any of three starts, so that drawing seeds differently does not break them.
-const MUTANTS: [(Mutant, u64, &[Caught]); 17] = [
+const MUTANTS: [(Mutant, u64, &[Caught]); 25] = [
     (Mutant::AcknowledgeWhenDurable, 4, &[Wrong("I6")]),
     (Mutant::ReportOneSlotEarly, 4, &[Wrong("I11")]),
     (Mutant::ForgetSessions, 80, &[Wrong("I3"), Wrong("I4")]),
@@ -51,11 +52,35 @@ const MUTANTS: [(Mutant, u64, &[Caught]); 17] = [
     (Mutant::TakeShapesForEntries, 40, &[Wrong("chain")]),
     (Mutant::DeliverOverwritten, 300, &[Wrong("I1"), Wrong("I2")]),
     (Mutant::FollowFillsAhead, 60, &[Wrong("L3")]),
+    (Mutant::ApplyVoidChanges, 1000, &[Wrong("I4"), Wrong("I11"), Wrong("I12"), Stuck]),
+    (Mutant::QuorumOfMembers, 1000, &[Wrong("I11"), Wrong("I4"), Crash("I4")]),
+    (Mutant::CountASpareEarly, 2000, &[Wrong("I4"), Wrong("I11")]),
+    (Mutant::ResumeAtTheOldOffset, 2000, &[Wrong("I4"), Wrong("I11"), Wrong("chain"), Stuck]),
+    (Mutant::ObeyOldFences, 10_000, &[Wrong("I4"), Wrong("I11"), Wrong("chain"), Stuck]),
+    (Mutant::ServeUnfenced, 10_000, &[Wrong("I4"), Wrong("I11"), Wrong("chain")]),
+    (Mutant::UnchainedEntries, 10_000, &[Wrong("I4"), Wrong("I11"), Wrong("chain"), Wrong("I1"), Wrong("I3")]),
+    (Mutant::CountReportsOfLostShards, 10_000, &[Wrong("I11"), Wrong("I14"), Crash("I11")]),
 ];
 
+/// Faults that show the bugs of failing over; others are found by what seeds draw.
+fn faults(mutant: Mutant) -> Option<FaultSet> {
+    let names = match mutant {
+        Mutant::ApplyVoidChanges
+        | Mutant::QuorumOfMembers
+        | Mutant::CountASpareEarly
+        | Mutant::ResumeAtTheOldOffset
+        | Mutant::ObeyOldFences
+        | Mutant::ServeUnfenced
+        | Mutant::UnchainedEntries => "lost-links,pauses,crashes,partitions",
+        Mutant::CountReportsOfLostShards => "lost-links,pauses,crashes,partitions,shard-loss",
+        _ => return None,
+    };
+    FaultSet::from_names(names)
+}
+
 /// Small clusters: a seed takes some milliseconds.
-fn run(seed: u64) -> Option<Failure> {
-    let overrides = Overrides { shards: Some(2 + (seed % 3) as u16), ..Overrides::default() };
+fn run(seed: u64, faults: Option<FaultSet>) -> Option<Failure> {
+    let overrides = Overrides { shards: Some(2 + (seed % 3) as u16), faults, ..Overrides::default() };
     simulate(Knobs::draw(seed, &overrides), false).expect("memory for a small cluster").failure
 }
 
@@ -63,23 +88,30 @@ fn run(seed: u64) -> Option<Failure> {
 #[test]
 fn every_mutant_is_caught() {
     let mut missed = Vec::new();
-    let mut most = 0;
-    for (mutant, limit, expected) in MUTANTS {
+    // Seeds that are needed, for each choice of faults.
+    let mut most: Vec<(Option<FaultSet>, u64)> = Vec::new();
+    let chosen = std::env::var("MUTANT").ok();
+    let is_chosen = |mutant: &Mutant| chosen.as_ref().is_none_or(|name| *name == format!("{mutant:?}"));
+    for (mutant, limit, expected) in MUTANTS.into_iter().filter(|(mutant, ..)| is_chosen(mutant)) {
+        let faults = faults(mutant);
         plant(Some(mutant));
-        let found = (0..limit).find_map(|seed| run(seed).map(|failure| (seed + 1, failure)));
+        let found = (0..limit).find_map(|seed| run(seed, faults).map(|failure| (seed + 1, failure)));
         plant(None);
         let Some((seeds, failure)) = found else {
             missed.push(format!("{mutant:?} is not caught by {limit} seeds"));
             continue;
         };
-        most = most.max(seeds);
+        match most.iter_mut().find(|(of, _)| *of == faults) {
+            Some((_, most)) => *most = seeds.max(*most),
+            None => most.push((faults, seeds)),
+        }
         println!("{:<24} seeds {seeds:>3} of {limit:>3}  {failure}", format!("{mutant:?}"));
         if !expected.iter().any(|kind| kind.is(&failure)) {
             missed.push(format!("{mutant:?} is expected to be {expected:?}, but is {failure}"));
         }
     }
-    for seed in 0..most {
-        if let Some(failure) = run(seed) {
+    for (faults, seed) in most.into_iter().flat_map(|(faults, most)| (0..most).map(move |seed| (faults, seed))) {
+        if let Some(failure) = run(seed, faults) {
             missed.push(format!("seed {seed} fails with nothing planted: {failure}"));
         }
     }

@@ -368,7 +368,15 @@ impl Sequencer {
                 self.cut_at_ns = now_ns;
             }
             Applied::ViewChanged => self.on_shard_failed(now_ns),
-            Applied::MembersChanged(shard) => self.on_members_changed(shard),
+            Applied::MembersChanged(shard) => {
+                self.on_members_changed(shard);
+                if planted(Mutant::ApplyVoidChanges)
+                    && let Some(len) = self.encode_void_change(shard)
+                {
+                    self.in_flight = true;
+                    out.propose(&self.buffer[..len]);
+                }
+            }
             Applied::Again | Applied::Void => {}
         }
         self.decide(now_ns, out);

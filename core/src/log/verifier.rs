@@ -119,6 +119,14 @@ impl Verifier {
         self.shared.tail.store(place.at_bytes, Ordering::Release);
         self.shared.head.store(place.at_bytes, Ordering::Release);
         (self.at, self.lsn, self.crc, self.epoch) = (place.at_bytes, place.lsn, place.crc, place.epoch);
+        self.cut();
+    }
+
+    /// Ends the chain here: entries that were given back continue it, and must not be found again.
+    fn cut(&self) {
+        if self.at != self.head() + self.shared.len() {
+            self.shared.region.put(self.shared.place(self.at), &[0; HEADER_BYTES]);
+        }
     }
 
     /// Gives back what lies behind this place, where an entry of the verified log ends.
@@ -127,6 +135,7 @@ impl Verifier {
         self.shared.index.forget_from(place.at_bytes);
         self.shared.tail.store(place.at_bytes, Ordering::Release);
         (self.at, self.lsn, self.crc, self.epoch) = (place.at_bytes, place.lsn, place.crc, place.epoch);
+        self.cut();
     }
 
     /// Drops what lies before this place of the log: it may be overwritten.

@@ -79,6 +79,8 @@ pub(super) struct Seen {
     pub(super) lost: [u64; 3],
     /// Messages that found no receive posted on a link between nodes: the order stream's flow control failed.
     pub(super) overrun: Option<u32>,
+    /// Writes of a primary that were under way when the other side shut it out.
+    pub(super) fenced: u64,
     /// Links that ended because one side broke the rules.
     pub(super) rules_broken: u64,
 }

@@ -217,7 +217,7 @@ impl Oracle {
         self.order.hashes.len() as u64
     }
 
-    pub(super) fn order_counts(&self) -> [(&'static str, u64); 15] {
+    pub(super) fn order_counts(&self) -> [(&'static str, u64); 18] {
         let order = &self.order;
         let changes = &order.members.counts;
         [
@@ -225,6 +225,9 @@ impl Oracle {
             ("primary promoted", changes.promoted),
             ("replica joined", changes.joined),
             ("shard returned", changes.returned),
+            ("reborn replica joined", changes.reborn),
+            ("deposed primary came back", changes.came_back),
+            ("promotion with appends outstanding", changes.promoted_busy),
             ("void order entry", changes.voids),
             ("view change", order.members.failures.len() as u64),
             ("grant", order.grants),
@@ -293,7 +296,9 @@ impl Oracle {
         let mut lost = false;
         match applied {
             Ok(Applied::Bound) => {}
-            Ok(Applied::Members(shard, _)) => {
+            Ok(Applied::Members(shard, before)) => {
+                let promoted = before.epoch > 0 && before.epoch < self.members(shard).epoch && !before.has_failed();
+                self.order.members.counts.promoted_busy += u64::from(promoted && self.open > 0);
                 let (members, committed) = (self.members(shard).clone(), self.order.committed_lsn(shard));
                 let (truth, known) = self.truth(shard);
                 let agreed = truth.on_members(&members, committed, &known);

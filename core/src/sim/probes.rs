@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Situations that a batch of at least [`BATCH_SEEDS`] default seeds must reach.
-pub const REQUIRED: [&str; 50] = [
+pub const REQUIRED: [&str; 71] = [
     "fill by age",
     "fill by target",
     "prefix cut",
@@ -52,6 +52,27 @@ pub const REQUIRED: [&str; 50] = [
     "leader hands over",
     "sequencer crash",
     "sequencer without memory",
+    "backup dropped",
+    "primary promoted",
+    "promotion with appends outstanding",
+    "late write of a fenced primary",
+    "replica joined",
+    "reborn replica joined",
+    "deposed primary came back",
+    "process died",
+    "process died between two sends",
+    "process died in silence",
+    "partition",
+    "partition in one direction",
+    "pause of a suspect",
+    "shard cut off",
+    "aimed strike",
+    "view change",
+    "fail delivered",
+    "append unknown",
+    "unavailable told",
+    "shard returned",
+    "delivery of a lost shard",
     "more than eight shards",
     "no backups",
 ];

@@ -253,6 +253,21 @@ impl Sequencer {
         self.recount(now_ns);
     }
 
+    /// A change that does not name its predecessor and has whoever was dropped back: [`Mutant::ApplyVoidChanges`].
+    ///
+    /// [`Mutant::ApplyVoidChanges`]: crate::mutant::Mutant::ApplyVoidChanges
+    pub(super) fn encode_void_change(&mut self, shard: ShardId) -> Option<usize> {
+        let at = self.shards.binary_search_by_key(&shard, |s| s.shard).ok()?;
+        let m = self.ledger.membership(shard)?;
+        let head =
+            ShardChangeHead { view: self.ledger.view(), shard, change: m.change, epoch: m.epoch, primary: m.primary };
+        let all = (0..)
+            .zip(&self.replicas[at])
+            .map(|(number, r)| m.member(number).unwrap_or(ReplicaId { number, incarnation: r.incarnation.max(1) }));
+        let all: Vec<ReplicaId> = all.collect();
+        (all.len() > m.members.len() && !m.has_failed()).then(|| encode_shard_change(&mut self.buffer, head, &all))
+    }
+
     /// A shard has other members. One that was lost comes back at the next edge.
     pub(super) fn on_members_changed(&mut self, shard: ShardId) {
         self.stats.member_changes += u64::from(self.leads);

@@ -115,8 +115,8 @@ impl<T: Transport> ReplicaAgent<T> {
     }
 
     fn on_start(&mut self, now_ns: u64, at: usize, place: Place) {
-        if place.epoch < self.epoch {
-            return; // A primary of the past.
+        if self.is_past(place.epoch) {
+            return;
         }
         if self.is_primary() {
             self.step_down(now_ns);
@@ -129,6 +129,12 @@ impl<T: Transport> ReplicaAgent<T> {
         self.told = place;
         self.tell_again = true;
         self.peers[at].say(NodeMessage::Started(place));
+    }
+
+    /// Whether whoever leads in an epoch is a primary of the past: of an earlier epoch, or of a shard that was lost since.
+    fn is_past(&self, epoch: u32) -> bool {
+        let lost = self.ledger().membership(self.shard).is_some_and(|m| m.has_failed() && epoch <= m.epoch);
+        epoch < self.epoch || lost
     }
 
     fn on_started(&mut self, now_ns: u64, at: usize, place: Place) {
@@ -173,7 +179,7 @@ impl<T: Transport> ReplicaAgent<T> {
     }
 
     fn on_fence(&mut self, now_ns: u64, at: usize, end: Place) {
-        if end.epoch < self.epoch && !planted(Mutant::ObeyOldFences) {
+        if self.is_past(end.epoch) && !planted(Mutant::ObeyOldFences) {
             return;
         }
         self.obey(end.epoch, at);

@@ -415,6 +415,11 @@ impl Network {
         let Some(slot) = self.endpoints[endpoint].peers.get_mut(usize::from(peer.0)) else { return };
         let Some((link, side)) = slot.take() else { return };
         self.endpoints[endpoint].inbox.retain(|(of, ..)| *of != link);
+        let Link { kind, pipes, .. } = &self.links[link as usize];
+        let writes = pipes[usize::from(1 - side)].wire.iter().filter(|o| matches!(o.body, Body::Write { .. }));
+        if *kind == LinkKind::Replication {
+            self.seen.fenced += writes.count() as u64;
+        }
         self.close(link, side, DownReason::Closed);
     }
 }

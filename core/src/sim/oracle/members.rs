@@ -1,5 +1,7 @@
 //! Who holds each shard's log and which shards were lost, as the oracle reads it from the order log's bytes.
 
+use std::collections::BTreeSet;
+
 use super::Violation;
 use super::order::Bytes;
 
@@ -46,6 +48,11 @@ pub(super) struct ChangeCounts {
     pub(super) joined: u64,
     pub(super) returned: u64,
     pub(super) voids: u64,
+    /// Among those that joined: born anew, and primaries before.
+    pub(super) reborn: u64,
+    pub(super) came_back: u64,
+    /// Promotions while somebody waited for an append.
+    pub(super) promoted_busy: u64,
 }
 
 /// The newest memberships of all shards, and all failures.
@@ -55,6 +62,9 @@ pub(super) struct Memberships {
     pub(super) view: u64,
     pub(super) failures: Vec<Failure>,
     pub(super) counts: ChangeCounts,
+    /// Lives that were members, and those that led.
+    known: BTreeSet<(u16, Life)>,
+    led: BTreeSet<(u16, Life)>,
 }
 
 impl Memberships {
@@ -94,7 +104,8 @@ impl Memberships {
         }
         let next = Members { change, epoch, primary, lives };
         let Some(leads) = next.first() else { return wrong("names a primary that is no member") };
-        let added = next.lives.iter().filter(|life| !known.lives.contains(life)).count();
+        let news: Vec<Life> = next.lives.iter().copied().filter(|life| !known.lives.contains(life)).collect();
+        let added = news.len();
         if !known.lives.is_empty() {
             // Only who held everything that was ever acknowledged may lead.
             if !known.lives.contains(&leads) {
@@ -105,10 +116,16 @@ impl Memberships {
             }
             self.counts.promoted += u64::from(begins);
             self.counts.joined += u64::from(added > 0);
+            let is_new = |life: &&Life| !self.known.contains(&(shard, **life));
+            let is_reborn = |life: &&Life| self.known.iter().any(|(s, known)| (*s, known.0) == (shard, life.0));
+            self.counts.reborn += news.iter().filter(is_new).filter(is_reborn).count() as u64;
+            self.counts.came_back += news.iter().filter(|life| self.led.contains(&(shard, **life))).count() as u64;
             self.counts.dropped += u64::from(!begins && added == 0);
         } else if known.change > 0 {
             self.counts.returned += 1;
         }
+        self.known.extend(next.lives.iter().map(|life| (shard, *life)));
+        self.led.insert((shard, leads));
         Ok(Some(std::mem::replace(&mut self.shards[usize::from(shard)], next)))
     }
 

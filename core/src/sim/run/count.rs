@@ -50,6 +50,7 @@ impl<O: Overlay> Run<O> {
             ("connection lost during client", client),
             ("full transport", network.seen.full),
             ("target overtook an order entry", network.seen.overtaken),
+            ("late write of a fenced primary", network.seen.fenced),
             ("fail delivered", reached.fails),
             ("unavailable told", reached.unavailable),
             ("append unknown", reached.unknown),
