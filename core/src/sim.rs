@@ -6,13 +6,13 @@
 //! run to the byte.
 //!
 //! * [`knobs`] — what a seed draws; * [`network`] — links with delays, bounds and losses; * `control` — connections made,
-//!   lost and made again; * `cluster` — the agents of a run; * `workload`, `client` — who uses the log;
+//!   lost and made again; * `cluster` — the agents of a run; * `process` — those that live and die together;
+//! * `faults` — deaths, rebirths, walls; `run::strikes` — whom they hit; * `workload`, `client` — who uses the log;
 //! * `machine` — all of that as threads on virtual time; `run` — a seed's run; [`stage`] — a cluster to measure instead;
 //! * [`overlay`] — another transport between agents and network; `tap` — what the oracle sees of the order stream;
 //! * [`oracle`] — what must hold; * [`probes`] — what a batch must have reached.
 //!
-//! **Not simulated:** disks, because this version has none; processes that end and come back, partitions, and clocks that
-//! disagree.
+//! **Not simulated:** disks: processes come back without memory; sequencers that end; and clocks that disagree.
 
 mod client;
 mod cluster;
