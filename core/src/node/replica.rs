@@ -230,6 +230,7 @@ impl<T: Transport> ReplicaAgent<T> {
             self.transport.admit(peer, link, &exposed);
             let greeting = self.greeting();
             self.peers[at].on_down();
+            self.forget_answer(self.peers[at].bit());
             self.peers[at].on_connected(greeting);
             self.tell_again = true;
             self.look_at_losses(now_ns);
@@ -288,6 +289,7 @@ impl<T: Transport> ReplicaAgent<T> {
             self.questions.on_sequencer_down(peer);
         } else if let Some(at) = self.peers.iter().position(|p| p.id() == peer) {
             self.peers[at].on_down();
+            self.forget_answer(self.peers[at].bit());
             self.look_at_losses(now_ns);
         }
         // The control thread may be gone already when the node stops.

@@ -109,7 +109,9 @@ impl<T: Transport> Cluster<T> {
         let primaries = agents().filter(|agent| of(agent, "is_primary") == Some(1));
         let appended: BTreeMap<&str, u64> =
             primaries.filter_map(|agent| Some((agent.rsplit_once('-')?.0, of(agent, "appended_lsn")?))).collect();
-        agents().filter(|agent| of(agent, "is_primary") == Some(0)).find_map(|agent| {
+        // Who is no member may not have joined again yet.
+        let backups = agents().filter(|a| of(a, "is_primary") == Some(0) && of(a, "is_member") == Some(1));
+        backups.into_iter().find_map(|agent| {
             let (verified, appended) = (of(agent, "verified_lsn")?, appended.get(agent.rsplit_once('-')?.0)?);
             (verified != *appended).then(|| format!("{agent} has verified {verified} slots of {appended}"))
         })

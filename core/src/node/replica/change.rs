@@ -283,6 +283,13 @@ impl<T: Transport> ReplicaAgent<T> {
         self.serve_when_fenced(now_ns);
     }
 
+    /// What a replica has answered to a fence counts on the connection on which it did.
+    pub(super) fn forget_answer(&mut self, bit: u8) {
+        if let Some(Life::Fencing(_, answered)) = &mut self.life {
+            *answered &= !bit;
+        }
+    }
+
     fn ask_for_fence(&mut self, _now_ns: u64, at: usize) {
         let Some(Life::Fencing(follower, _)) = &self.life else { return };
         let end = Place { epoch: self.epoch, ..follower.log.place() };
@@ -307,11 +314,15 @@ impl<T: Transport> ReplicaAgent<T> {
         let drained = self.overwritten(follower.log.head());
         let (shard, log) = follower.take_over(config, self.options, drained);
         let mut leader = Box::new(Leader::new(shard, log));
-        for peer in self.peers.iter_mut().filter(|p| others & p.bit() != 0) {
-            if let Standing::Starting(place) = peer.standing {
-                peer.restart(place.at_bytes);
-                peer.standing = Standing::Member;
-                leader.shard.restart_replica(peer.number, place.lsn);
+        for peer in &mut self.peers {
+            match peer.standing {
+                Standing::Starting(place) if others & peer.bit() != 0 => {
+                    peer.restart(place.at_bytes);
+                    peer.standing = Standing::Member;
+                    leader.shard.restart_replica(peer.number, place.lsn);
+                }
+                // It answered and is a member no more.
+                _ => peer.standing = Standing::Stranger,
             }
         }
         leader.begin(now_ns, others, &mut self.gate.answers);
