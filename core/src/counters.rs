@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// How many counters one agent may register.
-pub const COUNTERS_MAX: usize = 256;
+pub const COUNTERS_MAX: usize = 512;
 
 #[repr(align(128))]
 struct Block([AtomicU64; COUNTERS_MAX]);

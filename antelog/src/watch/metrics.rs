@@ -83,6 +83,7 @@ pub const METRICS: &[Metric] = &[
     counter("antelog_sequencer_fallbacks", "Times that ordering auto fell back to free windows"),
     gauge("antelog_sequencer_committed_position", "Positions bound"),
     counter("antelog_sequencer_leads", "Times that the sequencer became the one that decides"),
+    gauge("antelog_sequencer_members", "Sequencers that vote in the group"),
     gauge("antelog_gate_clients", "Clients connected"),
     counter("antelog_gate_clients_refused", "Clients that were let in and then found no place"),
     counter("antelog_gate_clients_cut_off", "Clients cut off because they broke the rules or fell too far behind"),
