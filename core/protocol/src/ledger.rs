@@ -154,8 +154,7 @@ impl Ledger {
         self.spans.back().map(|s| (s.window, s.start))
     }
 
-    /// Failures, newest last: those that concern positions still known, and at least the newest
-    /// [`FAILURES_KEPT`](members::FAILURES_KEPT).
+    /// Failures, newest last: those that concern positions still known, and at least the newest 1024.
     pub fn failed(&self) -> impl DoubleEndedIterator<Item = &Failed> {
         self.failed.iter()
     }

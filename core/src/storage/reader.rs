@@ -197,7 +197,7 @@ impl<D: Disk> LogStore<D> {
 }
 
 impl<D: Disk> Reader<D> {
-    /// Asks for something; false when [`REQUESTS_MAX`] requests wait already.
+    /// Asks for something; false when `REQUESTS_MAX` requests wait already.
     pub fn request(&mut self, token: u64, request: Request) -> bool {
         let room = self.requests.len() < REQUESTS_MAX;
         if room {
