@@ -9,6 +9,7 @@ primary=$started
 wait_for 60 ./antelog tail --cluster "$ADDRESS:7411"
 shard=$(grep -l antelog-0 /proc/$primary/task/*/comm | cut -d/ -f5)
 file 32
+# The backup is replica 1, which is peer 6 of its primary: five numbers are the sequencers'.
 value() { counter /tmp/node-1.counters "shard-0.$1"; }
 ./antelog append --cluster "$ADDRESS:7411" --transport rdma --file /tmp/input --block 4096 >/tmp/append.log 2>&1 &
 append=$!
@@ -23,15 +24,15 @@ sleep 1
 records=$(value records)
 echo "records replicated: $records"
 for name in writes requests doorbells signalled completions inline full; do
-  awk -v v="$(value rdma.peer-1.$name)" -v n="$records" -v name="$name" \
+  awk -v v="$(value rdma.peer-6.$name)" -v n="$records" -v name="$name" \
     'BEGIN { printf "to the backup: %-12s %6d  %.4f a record\n", name, v, v / n }'
 done
 echo "system calls of the replicating thread while most of the records went by:"
 cat /tmp/strace.log
-writes=$(value rdma.peer-1.writes)
+writes=$(value rdma.peer-6.writes)
 [ $((writes * 16)) -le $((records * 2)) ] || fail "batches of less than eight records: nothing to be seen here"
-[ $(($(value rdma.peer-1.signalled) * 16)) -le "$records" ] || fail "more than a signalled completion for 16 records"
-[ $(($(value rdma.peer-1.doorbells) * 8)) -le "$records" ] || fail "more than a doorbell for 8 records"
+[ $(($(value rdma.peer-6.signalled) * 16)) -le "$records" ] || fail "more than a signalled completion for 16 records"
+[ $(($(value rdma.peer-6.doorbells) * 8)) -le "$records" ] || fail "more than a doorbell for 8 records"
 # On this device in software the doorbell is a write to the device's file; on hardware it is none.
 others=$(awk '$1 ~ /^[0-9.]+$/ && $NF != "write" && $NF != "total" { n += $4 } END { print n + 0 }' /tmp/strace.log)
 [ "$others" -le 2 ] || fail "$others system calls other than the doorbell"
