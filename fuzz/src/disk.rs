@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use antelog_core::access::Secret;
 use antelog_core::config::Config;
-use antelog_core::log::{LogWriter, REGION_BYTES_MIN, Retention, Verifier};
+use antelog_core::log::{LogOptions, LogWriter, REGION_BYTES_MIN, Retention, Verifier};
 use antelog_core::mem::Region;
 use antelog_protocol::wire::entry::{EntryHeader, HEADER_BYTES};
 use antelog_protocol::{ClientId, Lsn, ShardId};
@@ -32,7 +32,8 @@ pub fn log(input: &[u8]) {
     REGION.with(|region| {
         region.put(0, &[0; LOG_BYTES]);
         let shard = ShardId(3);
-        let mut writer = LogWriter::new(region.clone(), shard, 1, Retention::Refuse, 2048);
+        let options = LogOptions { retention: Retention::Refuse, record_bytes_max: 2048 };
+        let mut writer = LogWriter::new(region.clone(), shard, 1, options);
         writer.set_limits(Lsn(1 << 20), u64::MAX);
         for (seq, size) in sizes.iter().enumerate() {
             if writer.make_room(usize::from(*size)).is_ok() {

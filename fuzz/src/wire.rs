@@ -14,7 +14,8 @@ use antelog_net_tcp::frame::{Frame, HEADER_BYTES};
 use antelog_protocol::ledger::Ledger;
 use antelog_protocol::wire::node::NodeMessage;
 use antelog_protocol::wire::order::{
-    GrantHead, ORDER_ENTRY_BYTES_MAX, OrderEntry, encode_cut, encode_free_cut, encode_grant, encode_view_change,
+    GrantHead, ORDER_ENTRY_BYTES_MAX, OrderEntry, ShardChangeHead, encode_cut, encode_decree, encode_free_cut,
+    encode_grant, encode_shard_change, encode_view_change,
 };
 use antelog_protocol::wire::session::{ClusterMap, Reply, Request, SESSION_HEAD_BYTES_MAX};
 use antelog_protocol::{Lsn, Position, ShardId};
@@ -118,6 +119,13 @@ fn encode(buffer: &mut [u8], entry: &OrderEntry<'_>) -> usize {
             encode_free_cut(buffer, *view, *point, &lsns.iter().collect::<Vec<Lsn>>())
         }
         OrderEntry::ViewChange { view, shard } => encode_view_change(buffer, *view, *shard),
+        OrderEntry::ShardChange(c) => {
+            let members: Vec<_> = c.members.iter().collect();
+            let head =
+                ShardChangeHead { view: c.view, shard: c.shard, change: c.change, epoch: c.epoch, primary: c.primary };
+            encode_shard_change(buffer, head, &members)
+        }
+        OrderEntry::Decree(decree) => encode_decree(buffer, decree),
     }
 }
 

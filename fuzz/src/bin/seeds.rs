@@ -11,13 +11,15 @@ use antelog_net_rdma::provider::{End, PortAddress, RemoteMemory};
 use antelog_net_rdma::setup::{Offer, Setup};
 use antelog_net_tcp::frame::Frame;
 use antelog_protocol::ledger::grant_head;
-use antelog_protocol::wire::node::{NodeMessage, Report, Target};
+use antelog_protocol::wire::node::{Greeting, NodeMessage, Place, Report, Target};
 use antelog_protocol::wire::order::{
-    ORDER_ENTRY_BYTES_MAX, encode_cut, encode_free_cut, encode_grant, encode_view_change,
+    Decree, ORDER_ENTRY_BYTES_MAX, ShardChangeHead, encode_cut, encode_decree, encode_free_cut, encode_grant,
+    encode_shard_change, encode_view_change,
 };
-use antelog_protocol::wire::session::{ClusterMap, ReadResult, Reply, Request, SESSION_HEAD_BYTES_MAX};
+use antelog_protocol::wire::session::{ClusterMap, ReadResult, Reply, Request, SESSION_HEAD_BYTES_MAX, ShardGates};
 use antelog_protocol::{
-    Change, ChangeError, ClientId, CutPoint, Lsn, Member, Ordering, Position, Refusal as Refused, ShardId, WindowMode,
+    Change, ChangeError, ClientId, CutPoint, Lsn, Member, Ordering, Outcome, Position, Refusal as Refused, ReplicaId,
+    ShardId, WindowMode,
 };
 
 fn handshakes(write: &mut dyn FnMut(&str, Vec<u8>)) {
@@ -50,7 +52,7 @@ fn sessions(write: &mut dyn FnMut(&str, Vec<u8>)) {
     let (shard, position, lsn) = (ShardId(1), Position(2), Lsn(3));
     let mut head = [0; SESSION_HEAD_BYTES_MAX];
     for request in [
-        Request::Append { shard, seq: 9, record: b"record" },
+        Request::Append { shard, attempt: 1, view: 0, seq: 9, record: b"record" },
         Request::Subscribe { stream: 1, shard, from: position, credit_bytes: 5 },
         Request::Unsubscribe { stream: 2 },
         Request::Consumed { stream: 3, bytes: 4 },
@@ -59,13 +61,15 @@ fn sessions(write: &mut dyn FnMut(&str, Vec<u8>)) {
         Request::Tail { token: 7 },
         Request::Cancel { token: 5 },
         Request::Change { token: 8, change: Change::Ordering(Ordering::Auto) },
+        Request::Unfollow,
+        Request::Outcome { token: 9, shard, client: ClientId(4), seq: 5 },
     ] {
         let (len, body) = request.encode(&mut head);
         write("request", [&head[..len], body].concat());
     }
     for reply in [
         Reply::Acknowledged { shard, seq: 1, position },
-        Reply::Refused { shard, seq: 1, refusal: Refused::Closed { instead: shard } },
+        Reply::Refused { shard, attempt: 1, seq: 1, refusal: Refused::Closed { instead: shard } },
         Reply::Deliver {
             stream: 1,
             lsn,
@@ -86,12 +90,23 @@ fn sessions(write: &mut dyn FnMut(&str, Vec<u8>)) {
         Reply::ReadIs { token: 1, result: ReadResult::Elsewhere(shard) },
         Reply::TailIs { token: 1, position, index: 5 },
         Reply::ChangeIs { token: 8, outcome: Err(ChangeError::LastShard(shard)) },
+        Reply::Decreed { stream: 1, lsn, position, count: 6, view: 7 },
+        Reply::Unavailable { stream: 1, lsn, position, count: 6, view: 7 },
+        Reply::OutcomeIs { token: 9, outcome: Outcome::Bound(position), next_seq: 6 },
     ] {
         let (len, body) = reply.encode(&mut head);
         write("reply", [&head[..len], body].concat());
     }
-    let shards = vec![(ShardId(0), "127.0.0.1:1".into()), (ShardId(4), "[::1]:2".into())];
-    let map = ClusterMap { tick_ns: 1000, record_bytes_max: 10, outstanding_max: 8, shards, ordering: "fixed".into() };
+    let gates = vec![(0, "127.0.0.1:1".into()), (1, "[::1]:2".into())];
+    let shards = [0, 4].map(|shard| ShardGates { shard: ShardId(shard), gates: gates.clone() });
+    let map = ClusterMap {
+        tick_ns: 1000,
+        suspect_ns: 2000,
+        record_bytes_max: 10,
+        outstanding_max: 8,
+        shards: shards.into(),
+        ordering: "fixed".into(),
+    };
     write("cluster_map", map.encode());
 }
 
@@ -106,6 +121,12 @@ fn nodes(write: &mut dyn FnMut(&str, Vec<u8>)) {
         NodeMessage::ReadIndexIs { token: 1, index: 2 },
         NodeMessage::Change { client, token: 1, change: Change::Join(ShardId(1)) },
         NodeMessage::ChangeIs { client, token: 1, outcome: Ok(7) },
+        NodeMessage::Lead { term: 3 },
+        NodeMessage::Snapshot { index: 1, base: Position(2), view: 3, entries: 4 },
+        NodeMessage::SnapshotEntry { entry: b"entry" },
+        NodeMessage::Greeting(Greeting { incarnation: 9, epoch: 2, bound: Place::default() }),
+        NodeMessage::Start(Place::default()),
+        NodeMessage::Session { client, next_seq: 5, last_lsn: Lsn(6) },
     ] {
         let len = message.encode(&mut buffer);
         write("node_message", buffer[..len].to_vec());
@@ -139,8 +160,26 @@ fn nodes(write: &mut dyn FnMut(&str, Vec<u8>)) {
         entry(&grant(WindowMode::Fixed, 1, 13, 2, [4, 9])),
         entry(&|b: &mut [u8]| encode_view_change(b, 1, ShardId(1))),
     ];
+    let members = |change, epoch, primary, numbers: &'static [u16]| {
+        move |b: &mut [u8]| {
+            let head = ShardChangeHead { view: 0, shard: ShardId(1), change, epoch, primary };
+            let members: Vec<_> = numbers.iter().map(|n| ReplicaId { number: *n, incarnation: 7 }).collect();
+            encode_shard_change(b, head, &members)
+        }
+    };
+    let changes = [
+        entry(&members(1, 1, 0, &[0, 1])),
+        entry(&grant(WindowMode::Fixed, 0, 0, 3, [0, 0])),
+        entry(&members(2, 2, 1, &[1])),
+        entry(&|b: &mut [u8]| encode_view_change(b, 1, ShardId(1))),
+        entry(&members(3, 3, 1, &[1])),
+    ];
+    let decree = Decree { view: 1, shard: ShardId(1), from: Position(2), lease_end: Position(12), lsn: Lsn(1) };
+    let decree = entry(&|b: &mut [u8]| encode_decree(b, &decree));
     write("order", joined(&fixed));
     write("order", joined(&free));
+    write("order", joined(&changes));
+    write("order", joined(&[decree]));
 }
 
 fn networks(write: &mut dyn FnMut(&str, Vec<u8>)) {

@@ -112,6 +112,11 @@ impl Span {
         self.lost.iter().filter(|(at, _)| *at == index).fold(lsn, |lsn, (_, first_lost)| lsn.min(*first_lost))
     }
 
+    /// Whether a member's slot is a no-op by decree.
+    fn is_lost(&self, index: usize, lsn: Lsn) -> bool {
+        self.lost.iter().any(|(at, first_lost)| *at == index && *first_lost <= lsn)
+    }
+
     /// Whether positions are predetermined.
     pub(super) fn is_fixed(&self) -> bool {
         self.mode == WindowMode::Fixed
@@ -259,7 +264,7 @@ impl Span {
         let index = self.member_index(shard)?;
         let member = self.members[index];
         let slots = lsn.0.checked_sub(member.first_lsn.0)?;
-        if self.kept(index, lsn.plus(1)) <= lsn {
+        if self.is_lost(index, lsn) {
             return None;
         }
         match self.mode {
