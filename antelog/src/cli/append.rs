@@ -78,9 +78,8 @@ impl Pipeline {
                 break result;
             }
             let problem = self.client.problem();
-            self.waits.say(problem.unwrap_or_else(|| {
-                format!("record {number} is not acknowledged yet; is every node of the cluster up?")
-            }));
+            let why = problem.as_deref().unwrap_or("is every node of the cluster up?");
+            self.waits.say(format!("record {number} is not acknowledged yet; {why}"));
         };
         let position = result.map_err(|e| match e {
             Error::Unknown { .. } => Stop::Failed(format!("record {number}: {e}")),
