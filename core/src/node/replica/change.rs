@@ -196,6 +196,8 @@ impl<T: Transport> ReplicaAgent<T> {
             self.step_down(now_ns);
         }
         let Some(Life::Following(follower) | Life::Fencing(follower, _)) = &mut self.life else { return };
+        // What the last primary placed counts, announced or not: it may have reported it.
+        follower.log.find_end();
         self.reached = self.reached.max(follower.log.at());
         let place = follower.conform(Place { epoch: 0, ..end });
         self.tell_again = true;
