@@ -106,6 +106,7 @@ impl<T: Transport> ReplicaAgent<T> {
         };
         peer.incarnation = greeting.incarnation;
         peer.standing = Standing::Starting(place);
+        peer.forget_drained();
         peer.say(NodeMessage::Start(place));
         for (client, next_seq, last_lsn) in leader.shard.sessions() {
             peer.say(NodeMessage::Session { client, next_seq, last_lsn });
@@ -143,7 +144,7 @@ impl<T: Transport> ReplicaAgent<T> {
         if peer.standing != Standing::Starting(place) {
             return;
         }
-        peer.restart(place.at_bytes);
+        peer.mirror.restart(place.at_bytes);
         peer.standing = Standing::Joining;
         leader.shard.restart_replica(peer.number, place.lsn);
         let id = peer.id();
@@ -303,6 +304,7 @@ impl<T: Transport> ReplicaAgent<T> {
         let members = follower.ledger.membership(self.shard);
         let peer = &mut self.peers[at];
         if peer.replica().is_some_and(|replica| members.is_some_and(|m| m.holds(replica))) {
+            peer.forget_drained();
             peer.say(NodeMessage::Fence(end));
         }
     }
@@ -324,7 +326,7 @@ impl<T: Transport> ReplicaAgent<T> {
         for peer in &mut self.peers {
             match peer.standing {
                 Standing::Starting(place) if others & peer.bit() != 0 => {
-                    peer.restart(place.at_bytes);
+                    peer.mirror.restart(place.at_bytes);
                     peer.standing = Standing::Member;
                     leader.shard.restart_replica(peer.number, place.lsn);
                 }
