@@ -5,7 +5,7 @@
 //! from a place that both have or from where the primary's begins, and becomes one when it has everything.
 
 use antelog_protocol::ReplicaId;
-use antelog_protocol::ledger::Ledger;
+use antelog_protocol::ledger::{Ledger, Membership};
 use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::shard::ShardConfig;
 use antelog_protocol::wire::node::{Greeting, NodeMessage, Place};
@@ -404,12 +404,16 @@ impl<T: Transport> ReplicaAgent<T> {
         let (shard, own) = (self.shard, self.own);
         let leads =
             ledger.membership(shard).is_some_and(|m| m.holds(own) && m.primary == own.number && m.epoch == self.epoch);
+        // Who follows a later primary already holds that one's log.
+        let epoch = self.epoch;
+        let is_past = |m: &Membership| epoch < m.epoch || m.has_failed() && epoch == m.epoch;
+        let is_past = ledger.membership(shard).is_some_and(is_past);
         match &mut self.life {
             Some(Life::Leading(leader)) if leads => leader.follow_anew(now_ns, ledger, &mut self.gate.answers),
             _ => {
                 self.step_down(now_ns);
                 if let Some(follower) = self.follower() {
-                    follower.follow_anew(ledger);
+                    follower.follow_anew(ledger, is_past);
                 }
             }
         }
