@@ -44,7 +44,7 @@ enum Decision {
 
 impl Sequencer {
     fn replica_mut(&mut self, shard: ShardId, number: u16) -> Option<&mut ReplicaState> {
-        let at = self.shards.binary_search_by_key(&shard, |s| s.shard).ok()?;
+        let at = self.index(shard)?;
         self.replicas[at].get_mut(usize::from(number))
     }
 
@@ -99,6 +99,11 @@ impl Sequencer {
         self.decide(now_ns, out);
     }
 
+    /// Whether anything happened to a replica, or silence has to be looked for.
+    pub(super) fn may_look(&self, now_ns: u64) -> bool {
+        self.look || self.look_at_ns.is_some_and(|at| at <= now_ns)
+    }
+
     /// When silence has to be looked for.
     pub(super) fn look_at_ns(&self) -> Option<u64> {
         self.look_at_ns
@@ -119,12 +124,8 @@ impl Sequencer {
 
     /// Writes what follows from who is lost, if anything does.
     pub(super) fn encode_membership(&mut self, now_ns: u64) -> Option<usize> {
-        if self.look_at_ns.is_some_and(|at| at <= now_ns) {
-            self.look = true;
-        }
-        if !self.look {
-            return None;
-        }
+        // Until nothing follows any more.
+        self.look = true;
         // Silence is looked for twice within the time that makes it a failure.
         let soon = self.replicas.iter().flatten().any(|r| !r.connected && r.incarnation != 0);
         let pause_ns = if soon { self.config.lost_grace_ns / 2 } else { self.config.suspect_ns / 4 };
@@ -257,7 +258,7 @@ impl Sequencer {
     ///
     /// [`Mutant::ApplyVoidChanges`]: crate::mutant::Mutant::ApplyVoidChanges
     pub(super) fn encode_void_change(&mut self, shard: ShardId) -> Option<usize> {
-        let at = self.shards.binary_search_by_key(&shard, |s| s.shard).ok()?;
+        let at = self.index(shard)?;
         let m = self.ledger.membership(shard)?;
         let head =
             ShardChangeHead { view: self.ledger.view(), shard, change: m.change, epoch: m.epoch, primary: m.primary };
@@ -271,7 +272,7 @@ impl Sequencer {
     /// A shard has other members. One that was lost comes back at the next edge.
     pub(super) fn on_members_changed(&mut self, shard: ShardId) {
         self.stats.member_changes += u64::from(self.leads);
-        let Ok(at) = self.shards.binary_search_by_key(&shard, |s| s.shard) else { return };
+        let Some(at) = self.index(shard) else { return };
         let state = &mut self.shards[at];
         if state.part == Part::Failed {
             state.part = Part::In;
