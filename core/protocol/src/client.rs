@@ -245,9 +245,16 @@ impl<H: Clone> Merge<H> {
         if known.is_some_and(|p| p != position) {
             return Err(Contradiction { invariant: "I8", what: "a delivery's position is not the granted one" });
         }
-        if stream.next_lsn.is_some_and(|next| lsn < next) {
-            return Ok(()); // Delivered before the connection was lost.
+        // Delivered before the connection was lost, or from before the stream's beginning: a gate that learns of a failure after
+        // it was asked goes back to that.
+        let passed = match stream.next_lsn {
+            Some(next) => next.0.saturating_sub(lsn.0),
+            None => stream.next_position.0.saturating_sub(position.0),
+        };
+        if passed >= count {
+            return Ok(());
         }
+        let (lsn, position, count) = (lsn.plus(passed), position.plus(passed), count - passed);
         if stream.next_lsn.is_some_and(|next| lsn != next) || position < stream.next_position {
             return Err(Contradiction { invariant: "I7", what: "a shard's delivery skips a slot or goes back" });
         }
@@ -268,7 +275,7 @@ impl<H: Clone> Merge<H> {
         if known && granted && !ledger.is_decreed(shard, held.position) {
             return Err(Contradiction { invariant: "I15", what: "a live shard's slots are said to be void" });
         }
-        let (scope, next) = (self.scope, self.next);
+        let next = self.next;
         let Some(stream) = self.streams.iter_mut().find(|s| s.shard == shard) else { return Ok(()) };
         let from = stream.next_position.max(next);
         if held.end() <= from {
@@ -276,9 +283,7 @@ impl<H: Clone> Merge<H> {
         }
         held.cut_before(from);
         stream.next_position = held.end();
-        if scope == Scope::All {
-            stream.queue.push_back(held);
-        }
+        stream.queue.push_back(held);
         Ok(())
     }
 
@@ -366,6 +371,7 @@ impl<H: Clone> Merge<H> {
         // What is unavailable is bound: the gate may know so before the client does.
         let may_go = |held: &Held<H>| !matches!(held.content, Content::Unavailable) || held.end() <= ledger.committed();
         if self.scope != Scope::All {
+            self.skip_passed();
             let stream = self.streams.first_mut()?;
             return if stream.queue.front().is_some_and(may_go) {
                 stream.queue.pop_front().map(|h| (0, h))
@@ -384,6 +390,19 @@ impl<H: Clone> Merge<H> {
         };
         let held = self.streams[index?].queue.pop_front()?;
         Some((index?, held))
+    }
+
+    /// Void positions of the one shard that other slots or a confirm have passed already.
+    fn skip_passed(&mut self) {
+        let Some(stream) = self.streams.first_mut() else { return };
+        while let Some(held) = stream.queue.front_mut().filter(|h| matches!(h.content, Content::Decreed)) {
+            let passed = self.next.max(self.confirmed);
+            if held.end() > passed {
+                return held.cut_before(passed);
+            }
+            self.next = self.next.max(held.end());
+            stream.queue.pop_front();
+        }
     }
 
     /// Slots of failed shards up to their lease end are no-ops by decree.
@@ -429,6 +448,8 @@ impl<H: Clone> Merge<H> {
         let end = held.end();
         self.next = match self.scope {
             Scope::All => end,
+            // The slot that is named follows.
+            Scope::Shard(_) if matches!(held.content, Content::Decreed) => end,
             // Positions between this slot and the shard's next one belong to others: they are passed too.
             Scope::Shard(shard) => {
                 let after = held.lsn.plus(held.count);

@@ -103,11 +103,13 @@ impl<O: Overlay> Machine<O> {
         }
     }
 
-    /// Every process that is down comes back: the faults are over.
+    /// Every process that is down comes back, and nobody dies any more: the faults are over. (A death that waited for a paused
+    /// thread would come too late for anybody to bring the process back.)
     ///
     /// # Errors
     /// As [`restart`](Self::restart).
     pub(super) fn restart_all(&mut self, now_ns: u64) -> std::io::Result<()> {
+        self.threads.iter_mut().for_each(|thread| thread.dies = None);
         (0..self.down.len()).try_for_each(|process| self.restart(now_ns, process))
     }
 

@@ -527,7 +527,9 @@ impl Recognise for Known<'_> {
     }
 }
 
-/// The record of a lane that stands in the log: the next one of its session, or a violation.
+/// The record of a lane that stands in the log: the next one of its session, or a violation. Of records that nothing tells
+/// apart (no bytes, and the same number, because the shard was lost with the first) it is the last: a number is used again
+/// only after the shard has said that the log does not hold it, and entries are read as soon as they are bound.
 fn find_record(
     records: &mut [Record],
     lane: &mut Lane,
@@ -541,7 +543,7 @@ fn find_record(
     let name = format!("slot {lsn} of shard {shard} (number {seq})");
     let candidate = lane.records[lane.read..]
         .iter()
-        .position(|&number| fits(number, records) && records[number as usize].fate != Fate::Refused);
+        .rposition(|&number| fits(number, records) && records[number as usize].fate != Fate::Refused);
     let Some(at) = candidate else {
         let known = lane.records.iter().copied().find(|&number| fits(number, records));
         return Err(match known.map(|number| records[number as usize]) {

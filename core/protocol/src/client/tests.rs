@@ -281,3 +281,31 @@ fn failures_one_after_another_take_back_each_what_is_theirs() {
     assert_eq!(rig.events(), ["!3"]);
     assert!(rig.events().is_empty());
 }
+
+#[test]
+fn what_a_gate_tells_from_before_the_beginning_of_a_stream_is_passed() {
+    let mut rig = Rig::new(Scope::All);
+    rig.merge = Merge::new(Scope::All, &[A, B], Position(1));
+    rig.no_ops(A, 0, 0, 2);
+    rig.record(B, 0, 2, "b0");
+    assert_eq!(rig.events(), ["?2b0"]);
+    rig.no_ops(A, 2, 3, 1);
+    // Told anew and cut otherwise.
+    rig.no_ops(A, 2, 3, 2);
+    rig.record(B, 1, 5, "b1");
+    rig.cut(2, 0);
+    assert_eq!(rig.events(), ["+5b1", "=6"]);
+}
+
+#[test]
+fn a_subscription_to_one_shard_passes_what_is_void_of_it_as_it_is_told() {
+    let mut rig = returned(Scope::Shard(B));
+    assert_eq!(rig.events(), ["!5"]);
+    // Its ledger does not go back so far.
+    rig.ledger = Ledger::at(rig.ledger.applied_index(), Position(30), 1, 8);
+    rig.tell(Content::Decreed, B, 1, 5, 1);
+    assert_eq!(rig.events(), ["=6"]);
+    assert_eq!(rig.merge.next(), Position(6), "what was received of it is given back");
+    rig.tell(Content::Decreed, B, 1, 29, 1);
+    assert_eq!((rig.events(), rig.merge.next()), (vec!["=30".into()], Position(30)));
+}

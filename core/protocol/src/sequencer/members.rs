@@ -199,7 +199,9 @@ impl Sequencer {
         let point = if close { self.ledger.granted_point() } else { self.target };
         let told = match state.part {
             Part::Out | Part::Failed | Part::Grounded { .. } => false,
-            Part::Closing { .. } => self.ledger.mode() == Some(WindowMode::Fixed),
+            // A free window says itself who is closed; the fixed ones before it are still to be reported, perhaps by a
+            // primary that was not told.
+            Part::Closing { .. } => self.ledger.mode() == Some(WindowMode::Fixed) || state.point < point,
             Part::In => state.open && state.point < point && self.beat_asks(state, point),
         };
         if told {

@@ -154,6 +154,23 @@ fn a_report_beyond_the_grants_is_a_broken_invariant() {
 }
 
 #[test]
+fn who_leaves_is_asked_for_the_fixed_windows_before_a_free_one() {
+    let (mut s, mut w) = (sequencer(Ordering::Fixed, 4), World::default());
+    s.on_lead(0, &mut w);
+    commit(&mut s, &mut w);
+    s.on_change(0, Change::Leave(ShardId(2)), &mut w).unwrap();
+    s.on_change(0, Change::Ordering(Ordering::FreeEvent), &mut w).unwrap();
+    commit(&mut s, &mut w);
+    assert_eq!((s.ledger().mode(), s.ledger().bound()), (Some(WindowMode::Free), at(0, 0)));
+    // Its primary was told and is lost; the next one reports.
+    w.targets.clear();
+    s.on_report(0, &report(2, at(0, 0)), &mut w);
+    assert_eq!(w.targets, [(2, at(1, 0))]);
+    s.on_report(0, &report(2, at(1, 0)), &mut w);
+    assert_eq!(w.targets.len(), 1, "it has them all");
+}
+
+#[test]
 fn free_event_cuts_when_every_report_is_in_and_only_if_something_is_new() {
     let (mut s, mut w) = (sequencer(Ordering::FreeEvent, 2), World::default());
     s.on_lead(0, &mut w);

@@ -150,8 +150,17 @@ impl<T: Transport> ReplicaAgent<T> {
         self.count_joiner(now_ns, id);
     }
 
+    /// Whoever waited to lead follows: another leads in a later epoch.
+    fn stop_fencing(&mut self) {
+        self.life = match self.life.take() {
+            Some(Life::Fencing(follower, _)) => Some(Life::Following(follower)),
+            life => life,
+        };
+    }
+
     /// Follows this replica from now on: nobody else's writes are the log's.
     fn obey(&mut self, epoch: u32, at: usize) {
+        self.stop_fencing();
         if self.primary == Some(self.peers[at].number) && epoch == self.epoch {
             self.peers[at].forget_end();
             return;
@@ -220,11 +229,7 @@ impl<T: Transport> ReplicaAgent<T> {
         if epoch > self.epoch && leads {
             self.be_promoted(now_ns, epoch);
         } else if epoch > self.epoch {
-            if let Some(Life::Fencing(..)) = &self.life
-                && let Some(Life::Fencing(follower, _)) = self.life.take()
-            {
-                self.life = Some(Life::Following(follower));
-            }
+            self.stop_fencing();
             match self.peers.iter().position(|p| p.number == primary) {
                 Some(at) => self.obey(epoch, at),
                 None => self.epoch = epoch,
