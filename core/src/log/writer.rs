@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::wire::entry::{CRC_OFFSET, EntryHeader, EntryKind, HEADER_BYTES, span_bytes};
 use antelog_protocol::wire::node::Place;
 use antelog_protocol::{ClientId, Lsn, ShardId};
@@ -173,7 +174,7 @@ impl LogWriter {
             return false;
         }
         let Some((at, lsn)) = self.shared.index.next_block_entry(self.head + 1, self.tail) else { return false };
-        if lsn > self.committed.0 {
+        if lsn > self.committed.0 && !planted(Mutant::RecycleUnbound) {
             return false;
         }
         self.head = at;

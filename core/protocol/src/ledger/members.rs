@@ -86,7 +86,7 @@ impl Ledger {
     pub fn is_decreed(&self, shard: ShardId, position: Position) -> bool {
         // Leases end in the order of the failures.
         let mut concerned = self.failed.iter().rev().take_while(|f| f.lease_end > position);
-        concerned.any(|f| f.shard == shard && f.from <= position)
+        concerned.any(|f| (f.shard == shard || planted(Mutant::VoidTheNeighbours)) && f.from <= position)
     }
 
     /// The first positions at or above `from` and below `to` that were to be a shard's and are void, because it was lost:

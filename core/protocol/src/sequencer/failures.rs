@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 use super::members::Part;
 use super::{Sequencer, SequencerOut};
 use crate::ledger::Membership;
+use crate::mutant::{Mutant, planted};
 use crate::types::{Lsn, ReplicaId, ShardId};
 use crate::wire::node::Report;
 use crate::wire::order::{ShardChangeHead, encode_shard_change, encode_view_change};
@@ -182,10 +183,11 @@ impl Sequencer {
             return None;
         }
         let alive: Vec<ReplicaId> = m.members.iter().filter(is_alive).copied().collect();
-        if alive.is_empty() {
+        let primary_lost = !alive.iter().any(|a| a.number == m.primary);
+        if alive.is_empty() || primary_lost && planted(Mutant::FailWithThePrimary) {
             return Some(Decision::Fail);
         }
-        if !alive.iter().any(|a| a.number == m.primary) {
+        if primary_lost {
             let verified = |a: &&ReplicaId| (replicas[usize::from(a.number)].durable, core::cmp::Reverse(a.number));
             let promoted = alive.iter().max_by_key(verified)?.number;
             return Some(Decision::Members { epoch: m.epoch + 1, primary: promoted, members: alive });
