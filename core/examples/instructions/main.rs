@@ -81,6 +81,9 @@ impl ShardOut for Outs {
     fn acknowledge(&mut self, _: ClientId, _: u64, _: Lsn, _: Position) {
         self.acknowledged += 1;
     }
+    fn forget(&mut self, _: ClientId, _: u64) {
+        unreachable!("nobody is so far behind here");
+    }
     fn report(&mut self, report: &Report) {
         self.report = Some(*report);
     }

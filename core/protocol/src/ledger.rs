@@ -280,6 +280,27 @@ impl Ledger {
         self.forget_failures();
     }
 
+    /// This ledger was made from a snapshot; an older one of the same order log knows of positions before it. Takes over what
+    /// that knows without a gap.
+    pub fn continue_from(&mut self, older: Ledger) {
+        let Some(first) = self.spans.front() else { return };
+        let Ledger { spans: mut known, view, .. } = older;
+        known.retain(|span| span.window < first.window);
+        for failed in self.failed.iter().filter(|f| f.view > view) {
+            known.iter_mut().for_each(|span| span.lose(failed));
+        }
+        if !known.back().is_some_and(|last| last.leads_to(first)) {
+            return;
+        }
+        // What it knew to be open is over.
+        known.iter_mut().filter(|span| span.mode == WindowMode::Free).for_each(Span::close);
+        self.base = older.base;
+        self.span_bytes += known.iter().map(Span::held_bytes).sum::<usize>();
+        while let Some(span) = known.pop_back() {
+            self.spans.push_front(span);
+        }
+    }
+
     /// The newest span that begins at or before `window`.
     fn span_index(&self, window: u64) -> Option<usize> {
         // Most ask for the newest; written out, because this is on every record's way.

@@ -60,6 +60,8 @@ pub trait ShardOut {
     fn no_ops(&mut self, lsn: Lsn, count: u32);
     /// Tell the client that its record is bound.
     fn acknowledge(&mut self, client: ClientId, seq: u64, lsn: Lsn, position: Position);
+    /// Tell the client that its record is bound, and nobody here knows where.
+    fn forget(&mut self, client: ClientId, seq: u64);
     /// Send the report; it replaces any earlier one that has not left yet.
     fn report(&mut self, report: &Report);
 }

@@ -234,6 +234,9 @@ pub fn acknowledged(client: ClientId, seq: u64, position: Position) -> [u8; ANSW
     answer(1, 0, client, seq, position.0)
 }
 
+/// Stands for the connection of an append when the answer is for whichever attempt is the newest.
+pub const ANY_CONNECTION: u32 = 0;
+
 /// A `Refused` message.
 pub fn refused(client: ClientId, connection: u32, seq: u64, refusal: Refusal) -> [u8; ANSWER_BYTES] {
     let (code, detail) = refusal_code(refusal);

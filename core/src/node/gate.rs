@@ -109,6 +109,8 @@ struct Common {
     connections: u32,
     ledger: Ledger,
     relay: OrderLog,
+    /// A snapshot of the order log that is being told: its ledger, and entries still to come.
+    snapshot: Option<(Ledger, u32)>,
     tails: VecDeque<TailQuestion>,
     next_tail_token: u64,
     /// A request did not fit into a port's queue: the port, and the bytes it needs.
@@ -173,7 +175,7 @@ impl Common {
 
     /// A number that no connection and no attempt has had.
     fn next_connection(&mut self) -> u32 {
-        self.connections = self.connections.wrapping_add(1);
+        self.connections = self.connections.wrapping_add(1).max(bus::ANY_CONNECTION + 1);
         self.connections
     }
 }
@@ -217,6 +219,7 @@ impl<T: Transport> GateAgent<T> {
             ports: parts.ports,
             ledger: Ledger::new(parts.config.free_cuts_max),
             relay: OrderLog::new(0, RELAY_ENTRIES_MAX, RELAY_BYTES_MAX),
+            snapshot: None,
             tails: VecDeque::new(),
             next_tail_token: 0,
             queue_full: None,
@@ -361,16 +364,14 @@ impl<T: Transport> GateAgent<T> {
                         changed |= follow(&mut self.common.ledger, &mut self.common.relay, index, entry);
                     }
                     ToGate::Order { .. } => {}
-                    ToGate::Snapshot { index, base, view, .. } => {
-                        self.common.ledger = Ledger::at(index, base, view, self.common.config.free_cuts_max);
-                        self.common.relay = OrderLog::new(index, RELAY_ENTRIES_MAX, RELAY_BYTES_MAX);
+                    ToGate::Snapshot { index, base, view, entries } => {
+                        let ledger = Ledger::at(index, base, view, self.common.config.free_cuts_max);
+                        self.common.snapshot = Some((ledger, entries));
+                        changed |= self.common.end_snapshot();
                     }
                     ToGate::SnapshotEntry { entry } => {
-                        let applied = OrderEntry::decode(entry).map(|e| self.common.ledger.apply_snapshot(&e));
-                        changed = true;
-                        if !matches!(applied, Ok(Ok(_))) {
-                            panic!("gate: a snapshot that its replica took cannot be applied: {applied:?}");
-                        }
+                        follow_snapshot(&mut self.common.snapshot, entry);
+                        changed |= self.common.end_snapshot();
                     }
                     ToGate::ReadIndexIs { token, index } => {
                         // Tokens are sent in order, so an answer is good for every older question too.
@@ -479,6 +480,30 @@ fn open_counters<L>(parts: &GateParts<L>) -> Vec<(ShardId, Counter)> {
 /// Whether a shard is open in the newest window and somebody leads it.
 fn takes_appends(ledger: &Ledger, shard: ShardId) -> bool {
     ledger.open(shard) == Some(true) && ledger.membership(shard).is_some_and(|m| !m.has_failed())
+}
+
+/// Takes an entry of a snapshot in.
+fn follow_snapshot(snapshot: &mut Option<(Ledger, u32)>, entry: &[u8]) {
+    let Some((ledger, left)) = snapshot else { return };
+    *left = left.saturating_sub(1);
+    let applied = OrderEntry::decode(entry).map(|decoded| ledger.apply_snapshot(&decoded));
+    if !matches!(applied, Ok(Ok(_))) {
+        panic!("gate: a snapshot that its replica took cannot be applied: {applied:?}");
+    }
+}
+
+impl Common {
+    /// A snapshot takes the ledger's place when it is whole, as it does at the replica: nobody is told of half of one.
+    fn end_snapshot(&mut self) -> bool {
+        let Some((mut ledger, _)) = self.snapshot.take_if(|(_, left)| *left == 0) else { return false };
+        let newer = ledger.applied_index() > self.ledger.applied_index();
+        if newer {
+            self.relay = OrderLog::new(ledger.applied_index(), RELAY_ENTRIES_MAX, RELAY_BYTES_MAX);
+            std::mem::swap(&mut self.ledger, &mut ledger);
+            self.ledger.continue_from(ledger);
+        }
+        newer
+    }
 }
 
 /// Applies an order entry and keeps it to relay. True: more than the bound positions changed.

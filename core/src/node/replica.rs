@@ -67,12 +67,18 @@ pub struct ReplicaParts<L> {
     pub counters: Counters,
 }
 
+/// Reports that a sequencer is sent at once although nothing has come from it meanwhile; then it may not be taking them.
+const UNHEARD_REPORTS_MAX: u32 = 128;
+
 /// A sequencer member as this replica knows it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sequencer {
     connected: bool,
     /// The newest report has not left to it.
     report_due: bool,
+    reported_ns: Option<u64>,
+    /// Reports soon after one another since it was heard.
+    unheard: u32,
 }
 
 /// What a replica does at present.
@@ -222,7 +228,7 @@ impl<T: Transport> ReplicaAgent<T> {
         let Some(Admission::Node { peer, link }) = self.mailbox.take() else { return 0 };
         if let Some(sequencer) = self.sequencers.get_mut(usize::from(peer.0)) {
             self.transport.admit(peer, link, &[]);
-            *sequencer = Sequencer { connected: true, report_due: true };
+            *sequencer = Sequencer { connected: true, report_due: true, ..Sequencer::default() };
             self.questions.ask_again();
             self.report_now(now_ns);
         } else if let Some(at) = self.peers.iter().position(|p| p.id() == peer) {
@@ -255,6 +261,7 @@ impl<T: Transport> ReplicaAgent<T> {
     fn on_message(&mut self, now_ns: u64, peer: PeerId, handle: MessageHandle) {
         let from_sequencer = usize::from(peer.0) < SEQUENCERS_MAX;
         let understood = if from_sequencer {
+            self.sequencers[usize::from(peer.0)].unheard = 0;
             self.on_sequencer_message(now_ns, peer, handle)
         } else {
             let message = match NodeMessage::decode(self.transport.message(handle)) {
@@ -341,8 +348,21 @@ impl<T: Transport> ReplicaAgent<T> {
         self.sequencers.iter_mut().for_each(|s| s.report_due = true);
     }
 
+    /// Whether a sequencer is to have the newest report now. Who does not lead, or takes nothing, need not have every one: it
+    /// hears often enough to know that the replica lives, and nothing queues up for it without bound.
+    fn reports_to(&self, now_ns: u64, member: u16) -> bool {
+        let sequencer = &self.sequencers[usize::from(member)];
+        let is_prompt = self.questions.may_lead(sequencer_peer(member)) && sequencer.unheard < UNHEARD_REPORTS_MAX;
+        sequencer.connected && sequencer.report_due && (is_prompt || !self.reported_lately(now_ns, sequencer))
+    }
+
+    fn reported_lately(&self, now_ns: u64, sequencer: &Sequencer) -> bool {
+        sequencer.reported_ns.is_some_and(|at| now_ns < at + self.config.report_every_ns / 2)
+    }
+
     fn send_reports(&mut self, now_ns: u64) {
-        if !self.sequencers.iter().any(|s| s.connected && s.report_due) {
+        let members = 0..SEQUENCERS_MAX as u16;
+        if !members.clone().any(|member| self.reports_to(now_ns, member)) {
             return;
         }
         let delay_ns = if self.is_primary() { self.report_delay_ns } else { 0 };
@@ -354,9 +374,12 @@ impl<T: Transport> ReplicaAgent<T> {
         self.report_at_ns = now_ns + self.config.report_every_ns;
         let mut buffer = [0; NODE_MESSAGE_BYTES_MAX];
         let len = NodeMessage::Report(self.report).encode(&mut buffer);
-        for (member, sequencer) in (0..).zip(&mut self.sequencers) {
-            if sequencer.connected && sequencer.report_due {
-                sequencer.report_due = self.transport.send(sequencer_peer(member), &buffer[..len]).is_err();
+        for member in members {
+            if self.reports_to(now_ns, member) && self.transport.send(sequencer_peer(member), &buffer[..len]).is_ok() {
+                let mut sequencer = self.sequencers[usize::from(member)];
+                sequencer.unheard += u32::from(self.reported_lately(now_ns, &sequencer));
+                (sequencer.report_due, sequencer.reported_ns) = (false, Some(now_ns));
+                self.sequencers[usize::from(member)] = sequencer;
             }
         }
     }

@@ -494,6 +494,8 @@ impl Oracle {
             self.complain(Violation::new("I12", what));
             return;
         }
+        // Whoever begins with a snapshot cannot say where older slots are.
+        self.may_trim |= snapshot && *next == 1;
         *next = (index + 1).max(*next);
     }
 }

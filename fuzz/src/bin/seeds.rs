@@ -162,7 +162,7 @@ fn nodes(write: &mut dyn FnMut(&str, Vec<u8>)) {
     ];
     let members = |change, epoch, primary, numbers: &'static [u16]| {
         move |b: &mut [u8]| {
-            let head = ShardChangeHead { view: 0, shard: ShardId(1), change, epoch, primary };
+            let head = ShardChangeHead { view: 0, shard: ShardId(1), change, epoch, primary, since_failure: 0 };
             let members: Vec<_> = numbers.iter().map(|n| ReplicaId { number: *n, incarnation: 7 }).collect();
             encode_shard_change(b, head, &members)
         }

@@ -137,7 +137,9 @@ impl Ledger {
             }
         }
         let members = self.membership_mut(change.shard);
-        if members.has_failed() {
+        if known.is_none() && change.since_failure > 0 {
+            members.since_failure = change.since_failure;
+        } else if members.has_failed() {
             members.since_failure = change.change;
         }
         (members.change, members.epoch, members.primary) = (change.change, change.epoch, change.primary);
@@ -199,6 +201,7 @@ impl Ledger {
                 change: m.change.max(1),
                 epoch: m.epoch,
                 primary: m.primary,
+                since_failure: m.since_failure,
             };
             let len = encode_shard_change(buffer, head, &m.members);
             say(&buffer[..len]);

@@ -192,6 +192,13 @@ impl Span {
         }
     }
 
+    /// Whether another span begins where this one ends, as far as is known.
+    pub(super) fn leads_to(&self, next: &Span) -> bool {
+        let goes_on =
+            |m: &Member| next.first_lsn(m.shard).is_some() && next.first_lsn(m.shard) == self.end_lsn(m.shard);
+        self.end() == next.start && self.window_end() == next.window && self.members.iter().all(goes_on)
+    }
+
     fn member_index(&self, shard: ShardId) -> Option<usize> {
         match self.members.get(usize::from(shard.0)) {
             Some(member) if member.shard == shard => Some(usize::from(shard.0)),

@@ -139,7 +139,7 @@ impl Sequencer {
                 Decision::Fail => encode_view_change(&mut self.buffer, view + 1, shard),
                 Decision::Members { epoch, primary, members } => {
                     let change = self.ledger.membership(shard).map_or(0, |m| m.change) + 1;
-                    let head = ShardChangeHead { view, shard, change, epoch, primary };
+                    let head = ShardChangeHead { view, shard, change, epoch, primary, since_failure: 0 };
                     encode_shard_change(&mut self.buffer, head, &members)
                 }
             });
@@ -262,8 +262,14 @@ impl Sequencer {
     pub(super) fn encode_void_change(&mut self, shard: ShardId) -> Option<usize> {
         let at = self.index(shard)?;
         let m = self.ledger.membership(shard)?;
-        let head =
-            ShardChangeHead { view: self.ledger.view(), shard, change: m.change, epoch: m.epoch, primary: m.primary };
+        let head = ShardChangeHead {
+            view: self.ledger.view(),
+            shard,
+            change: m.change,
+            epoch: m.epoch,
+            primary: m.primary,
+            since_failure: 0,
+        };
         let all = (0..)
             .zip(&self.replicas[at])
             .map(|(number, r)| m.member(number).unwrap_or(ReplicaId { number, incarnation: r.incarnation.max(1) }));

@@ -122,9 +122,10 @@ impl Sequencer {
     }
 
     /// Replaces everything by the state of another member; this one follows.
-    pub fn restore(&mut self, ledger: Ledger, standing: &Standing) {
+    pub fn restore(&mut self, mut ledger: Ledger, standing: &Standing) {
         self.on_follow();
         self.grant_index = ledger.applied_index();
+        ledger.continue_from(core::mem::replace(&mut self.ledger, Ledger::new(1)));
         self.ledger = ledger;
         self.config.ordering = standing.ordering;
         for state in &mut self.shards {

@@ -73,6 +73,28 @@ impl Shard {
         self.send_report(now_ns, out);
     }
 
+    /// The order log is told anew as of a later entry, and what lies between is not told at all. Whoever is the primary still
+    /// goes on: nobody else has written its log, and nothing of it is bound that it has not reported.
+    pub fn follow_anew(&mut self, now_ns: u64, ledger: Ledger, out: &mut impl ShardOut) {
+        let shard = self.config.shard;
+        let committed = ledger.committed_lsn(shard);
+        invariant!(I2, committed >= self.committed, "shard {shard}: bound slots went back");
+        invariant!(I11, committed <= self.durable, "shard {shard}: slot {committed} is bound but not durable");
+        let older = core::mem::replace(&mut self.ledger, ledger);
+        self.committed = committed;
+        while let Some(Pending { lsn, client, seq }) = self.pending.front().copied().filter(|p| p.lsn < committed) {
+            self.pending.pop_front();
+            // Fixed windows said so beforehand; which cut of a free one took it, only what is left out.
+            match self.ledger.position(shard, lsn).or_else(|| older.position(shard, lsn)) {
+                Some(position) => out.acknowledge(client, seq, lsn, position),
+                None => out.forget(client, seq),
+            }
+        }
+        self.ledger.continue_from(older);
+        self.on_granted(now_ns, out);
+        self.send_report(now_ns, out);
+    }
+
     /// What became of a session's append, and which number is expected of it next. `whole`: the log is kept from its first
     /// slot on. Where it is not, records may be missing that were bound, if the shard was ever lost; a table that is full
     /// may have forgotten the session.

@@ -1,5 +1,6 @@
 //! Appends, fills, reports, commits and duplicates of one shard, driven by hand.
 
+use alloc::vec;
 use alloc::vec::Vec;
 
 use super::*;
@@ -15,6 +16,7 @@ struct World {
     records: Vec<u64>,
     no_ops: Vec<(u64, u32)>,
     acknowledged: Vec<(u64, u64)>,
+    forgotten: Vec<u64>,
     reports: Vec<Report>,
 }
 
@@ -29,6 +31,10 @@ impl ShardOut for World {
 
     fn acknowledge(&mut self, _client: ClientId, seq: u64, _lsn: Lsn, position: Position) {
         self.acknowledged.push((seq, position.0));
+    }
+
+    fn forget(&mut self, _client: ClientId, seq: u64) {
+        self.forgotten.push(seq);
     }
 
     fn report(&mut self, report: &Report) {
@@ -303,4 +309,56 @@ fn a_full_log_fills_to_the_end_of_the_grants_and_one_without_any_room_only_repor
     rig.shard.set_room(FillRoom::Plenty);
     rig.target(410 * TICK, 1, 2);
     assert_eq!(rig.world.no_ops.len(), 2);
+}
+
+#[test]
+fn a_primary_that_is_told_the_order_log_anew_acknowledges_what_was_bound_meanwhile_and_goes_on() {
+    let mut rig = Rig::granted();
+    for seq in 0..4 {
+        rig.append(0, seq);
+    }
+    rig.placed(1, 4);
+    // Cut 1 was bound, and window 1 granted and begun for others: this shard's part is in windows that it knows.
+    let mut ahead = Ledger::new(16);
+    let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+    let mut other = Rig::granted();
+    other.append(0, 0);
+    other.append(0, 1);
+    other.append(0, 2);
+    other.placed(1, 3);
+    other.cut(0, 0, 1, 0);
+    let mut entries = Vec::new();
+    let snapshot = other.shard.ledger();
+    snapshot.snapshot(&mut buffer, |entry| entries.push(entry.to_vec()));
+    for entry in &entries {
+        ahead.apply_snapshot(&OrderEntry::decode(entry).unwrap()).unwrap();
+    }
+    rig.shard.follow_anew(2, ahead, &mut rig.world);
+    assert_eq!(rig.world.acknowledged, [(0, 2), (1, 3), (2, 4)]);
+    assert_eq!((rig.shard.committed(), rig.shard.pending()), (Lsn(3), 1));
+    assert_eq!(rig.append(3, 4), Append::Accepted(Lsn(4)), "it leads as before");
+    assert!(rig.world.forgotten.is_empty());
+}
+
+#[test]
+fn records_that_a_free_cut_bound_unseen_are_said_to_be_forgotten() {
+    let mut rig = Rig::new();
+    rig.mode = WindowMode::Free;
+    rig.grant(0);
+    rig.append(0, 0);
+    rig.append(0, 1);
+    rig.placed(1, 2);
+    // What follows the free window, as it is told to a follower that knows nothing.
+    let mut ahead = Ledger::at(9, Position(7), 0, 16);
+    let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+    let members = [(0u16, 5u64), (1, 2)].map(|(shard, lsn)| Member {
+        shard: ShardId(shard),
+        quota: 1,
+        first_lsn: Lsn(lsn),
+        open: true,
+    });
+    let len = encode_grant(&mut buffer, grant_head(0, WindowMode::Fixed, 1, 4, Position(7)), &members);
+    ahead.apply_snapshot(&OrderEntry::decode(&buffer[..len]).unwrap()).unwrap();
+    rig.shard.follow_anew(2, ahead, &mut rig.world);
+    assert_eq!((rig.shard.committed(), rig.world.forgotten), (Lsn(2), vec![0, 1]));
 }

@@ -73,6 +73,8 @@ pub struct ShardChange<'a> {
     pub epoch: u32,
     /// The number of the primary, which is a member.
     pub primary: u16,
+    /// Only in a snapshot: the change with which the shard began, or returned last; else 0.
+    pub since_failure: u32,
     /// Who holds the log. None only in a snapshot: the shard has failed.
     pub members: Replicas<'a>,
 }
@@ -234,13 +236,15 @@ pub struct ShardChangeHead {
     pub epoch: u32,
     /// See [`ShardChange::primary`].
     pub primary: u16,
+    /// See [`ShardChange::since_failure`].
+    pub since_failure: u32,
 }
 
 /// Writes a change of a shard's members; returns its length.
 pub fn encode_shard_change(buffer: &mut [u8], head: ShardChangeHead, members: &[ReplicaId]) -> usize {
     let mut w = Writer::new(buffer);
     w.u8(5).u8(0).u16(head.shard.0).u32(head.view).u32(head.change).u32(head.epoch);
-    w.u16(head.primary).u16(members.len() as u16).u32(0);
+    w.u16(head.primary).u16(members.len() as u16).u32(head.since_failure);
     for member in members {
         w.u64(member.incarnation).u16(member.number).u16(0).u32(0);
     }
@@ -319,10 +323,8 @@ impl<'a> OrderEntry<'a> {
 
 fn decode_shard_change<'a>(r: &mut Reader<'a>, shard: ShardId, view: u32) -> Result<ShardChange<'a>, DecodeError> {
     let (change, epoch, primary, count) = (r.u32()?, r.u32()?, r.u16()?, usize::from(r.u16()?));
-    if r.u32()? != 0 {
-        return Err(DecodeError::Value("reserved"));
-    }
-    if count > REPLICAS_MAX || change == 0 {
+    let since_failure = r.u32()?;
+    if count > REPLICAS_MAX || change == 0 || since_failure > change {
         return Err(DecodeError::Value("members"));
     }
     let members = Replicas(r.bytes(count * REPLICA_BYTES)?);
@@ -336,7 +338,7 @@ fn decode_shard_change<'a>(r: &mut Reader<'a>, shard: ShardId, view: u32) -> Res
     if count > 0 && !numbers().any(|n| n == primary) {
         return Err(DecodeError::Value("primary"));
     }
-    Ok(ShardChange { view, shard, change, epoch, primary, members })
+    Ok(ShardChange { view, shard, change, epoch, primary, since_failure, members })
 }
 
 fn decode_grant<'a>(r: &mut Reader<'a>, mode: u8, members: u16, view: u32) -> Result<Grant<'a>, DecodeError> {
@@ -420,13 +422,13 @@ mod tests {
     #[test]
     fn changes_of_a_shards_members_come_back_and_impossible_ones_are_refused() {
         let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
-        let head = ShardChangeHead { view: 1, shard: ShardId(7), change: 3, epoch: 2, primary: 4 };
+        let head = ShardChangeHead { view: 1, shard: ShardId(7), change: 3, epoch: 2, primary: 4, since_failure: 2 };
         let members = [(0, 9), (4, u64::MAX)].map(|(number, incarnation)| ReplicaId { number, incarnation });
         let len = encode_shard_change(&mut buffer, head, &members);
         assert_eq!(len, 24 + 32);
         let Ok(OrderEntry::ShardChange(change)) = OrderEntry::decode(&buffer[..len]) else { panic!("not a change") };
         assert_eq!((change.view, change.shard, change.change), (1, ShardId(7), 3));
-        assert_eq!((change.epoch, change.primary), (2, 4));
+        assert_eq!((change.epoch, change.primary, change.since_failure), (2, 4, 2));
         assert!(change.members.iter().eq(members));
         for end in 0..len {
             assert!(OrderEntry::decode(&buffer[..end]).is_err(), "a prefix of {end} bytes was taken");
@@ -484,7 +486,7 @@ mod tests {
             let len = encode_decree(&mut buffer, &impossible);
             assert_eq!(OrderEntry::decode(&buffer[..len]).is_ok(), is_taken, "{impossible:?}");
         }
-        let head = ShardChangeHead { view: 1, shard: ShardId(1), change: 1, epoch: 1, primary: 0 };
+        let head = ShardChangeHead { view: 1, shard: ShardId(1), change: 1, epoch: 1, primary: 0, since_failure: 0 };
         for last in [ShardChangeHead { change: u32::MAX, ..head }, ShardChangeHead { epoch: u32::MAX, ..head }] {
             let len = encode_shard_change(&mut buffer, last, &[ReplicaId { number: 0, incarnation: 9 }]);
             assert_eq!(OrderEntry::decode(&buffer[..len]), number);

@@ -115,6 +115,10 @@ impl ShardOut for ToWorld<'_> {
         self.slots.bound.push((arrived, self.pipe.now - arrived));
     }
 
+    fn forget(&mut self, _: ClientId, _: u64) {
+        unreachable!("nobody is so far behind here");
+    }
+
     fn report(&mut self, report: &Report) {
         self.reports.push(*report);
         let (time, number) = (self.pipe.now + self.report_ns, self.reports.len() - 1);

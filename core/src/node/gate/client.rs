@@ -145,7 +145,7 @@ impl Client {
     /// with the newest: only what becomes of that counts, for the shard may take it although it refused the first.
     pub(super) fn refused(&mut self, port: usize, connection: u32, (shard, seq): (ShardId, u64), refusal: Refusal) {
         let lane = self.lanes[port];
-        if connection == lane.connection {
+        if connection == lane.connection || connection == bus::ANY_CONNECTION {
             self.answer(port, Answer::Refused { shard, attempt: lane.attempt, seq, refusal });
         }
     }

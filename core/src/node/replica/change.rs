@@ -196,6 +196,8 @@ impl<T: Transport> ReplicaAgent<T> {
             self.step_down(now_ns);
         }
         let Some(Life::Following(follower) | Life::Fencing(follower, _)) = &mut self.life else { return };
+        // What the last primary placed counts, announced or not: it may have reported it.
+        follower.log.find_end();
         self.reached = self.reached.max(follower.log.at());
         let place = follower.conform(Place { epoch: 0, ..end });
         self.tell_again = true;
@@ -386,7 +388,7 @@ impl<T: Transport> ReplicaAgent<T> {
         self.shut_out(last);
         self.life = match self.life.take() {
             Some(Life::Following(mut follower) | Life::Fencing(mut follower, _)) => {
-                follower.keep_what_is_bound();
+                follower.keep_below(follower.ledger.committed_lsn(self.shard));
                 Some(Life::Following(follower))
             }
             life => life,
@@ -394,16 +396,21 @@ impl<T: Transport> ReplicaAgent<T> {
         self.report_now(now_ns);
     }
 
-    /// The order log was told anew: whoever was so far behind leads nothing.
+    /// The order log was told anew. Whoever is the primary still goes on with its log; another may have lost its shard
+    /// meanwhile, and keeps only what was bound then.
     pub(super) fn follow_anew(&mut self, now_ns: u64, ledger: Ledger) {
-        self.step_down(now_ns);
-        self.life = match self.life.take() {
-            Some(Life::Following(mut follower) | Life::Fencing(mut follower, _)) => {
-                follower.ledger = ledger;
-                Some(Life::Following(follower))
+        let (shard, own) = (self.shard, self.own);
+        let leads =
+            ledger.membership(shard).is_some_and(|m| m.holds(own) && m.primary == own.number && m.epoch == self.epoch);
+        match &mut self.life {
+            Some(Life::Leading(leader)) if leads => leader.follow_anew(now_ns, ledger, &mut self.gate.answers),
+            _ => {
+                self.step_down(now_ns);
+                if let Some(follower) = self.follower() {
+                    follower.follow_anew(ledger);
+                }
             }
-            life => life,
-        };
+        }
         self.on_members_changed(now_ns);
         if self.ledger().has_failed(self.shard) {
             self.on_view_changed(now_ns);

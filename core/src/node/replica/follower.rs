@@ -133,13 +133,23 @@ impl Follower {
         self.log.place()
     }
 
-    /// Gives back all that is not bound. A log without the last bound slots says so by where it ends.
-    pub(super) fn keep_what_is_bound(&mut self) {
-        let committed = self.ledger.committed_lsn(self.log.shard());
+    /// Gives back all that is not bound, from this slot on. A log without the last bound slots says so by where it ends.
+    pub(super) fn keep_below(&mut self, committed: Lsn) {
         let Some(place) = self.log.place_before(committed) else { return };
         let cut = self.log.entry(place).filter(|(h, behind)| h.kind == EntryKind::NoOps && behind.lsn > committed);
         self.conform(place);
         self.no_ops_until = if cut.is_some() { committed } else { Lsn(0) };
+    }
+
+    /// A ledger made from a snapshot takes the place of this one's. If the shard was lost meanwhile, what is void is given back.
+    pub(super) fn follow_anew(&mut self, ledger: Ledger) {
+        let known = std::mem::replace(&mut self.ledger, ledger);
+        let shard = self.log.shard();
+        let lost = self.ledger.failed().find(|f| f.shard == shard && f.view > known.view()).map(|failed| failed.lsn);
+        self.ledger.continue_from(known);
+        if let Some(lsn) = lost {
+            self.keep_below(lsn);
+        }
     }
 
     /// Becomes the primary: its shard, not begun yet, and its log. Readers find nothing before `drained`, which the last

@@ -2,7 +2,7 @@
 //!
 //! Decisions are [`antelog_protocol::shard::Shard`]'s; this file moves the bytes.
 
-use antelog_protocol::ledger::{Applied, Contradiction};
+use antelog_protocol::ledger::{Applied, Contradiction, Ledger};
 use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::shard::{Append, FillRoom, Shard, ShardOut};
 use antelog_protocol::wire::node::{Report, Target};
@@ -14,7 +14,7 @@ use super::{Life, ReplicaAgent};
 use crate::channel::spsc::Producer;
 use crate::counters::{Counter, Counters};
 use crate::log::LogWriter;
-use crate::node::bus::{self, ToShard};
+use crate::node::bus::{self, ANY_CONNECTION, ToShard};
 use crate::node::mailbox::Notice;
 use crate::node::sequencer::ORDER_CREDIT;
 use crate::transport::{PeerId, Transport};
@@ -97,6 +97,10 @@ impl ShardOut for Effects<'_> {
         bus::tell(self.answers, &[&bus::acknowledged(client, seq, position)]);
     }
 
+    fn forget(&mut self, client: ClientId, seq: u64) {
+        bus::tell(self.answers, &[&bus::refused(client, ANY_CONNECTION, seq, Refusal::Forgotten)]);
+    }
+
     fn report(&mut self, report: &Report) {
         *self.report = Some(*report);
     }
@@ -127,6 +131,11 @@ impl Leader {
     ) -> Result<Applied, Contradiction> {
         let (shard, mut effects) = self.split(&[], answers);
         shard.on_order_entry(now_ns, index, entry, &mut effects)
+    }
+
+    pub(super) fn follow_anew(&mut self, now_ns: u64, ledger: Ledger, answers: &mut Producer) {
+        let (shard, mut effects) = self.split(&[], answers);
+        shard.follow_anew(now_ns, ledger, &mut effects);
     }
 
     pub(super) fn on_target(&mut self, now_ns: u64, target: Target, answers: &mut Producer) {

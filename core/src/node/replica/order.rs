@@ -33,8 +33,8 @@ pub(super) struct Questions {
     /// The newest question that was not answered.
     asked: Option<u64>,
     changes: VecDeque<Asked>,
-    /// A snapshot that is being received: its ledger, and entries still to come.
-    snapshot: Option<(Ledger, u32)>,
+    /// A snapshot that is being received: from whom, its ledger, and entries still to come.
+    snapshot: Option<(PeerId, Ledger, u32)>,
 }
 
 impl Questions {
@@ -45,8 +45,13 @@ impl Questions {
     }
 
     pub(super) fn on_sequencer_down(&mut self, peer: PeerId) {
-        self.snapshot = None;
+        self.snapshot = self.snapshot.take().filter(|(from, ..)| *from != peer);
         self.leads = self.leads.filter(|(_, leads)| *leads != peer);
+    }
+
+    /// Whether this sequencer leads, as far as is known.
+    pub(super) fn may_lead(&self, peer: PeerId) -> bool {
+        self.leads.is_none_or(|(_, leads)| leads == peer)
     }
 
     pub(super) fn changes(&self) -> usize {
@@ -113,18 +118,24 @@ impl<T: Transport> ReplicaAgent<T> {
                 if self.questions.leads.is_none_or(|(known, _)| known < term) {
                     self.questions.leads = Some((term, peer));
                     self.questions.ask_again();
+                    // It may have last heard a while ago.
+                    self.report_now(now_ns);
                 }
             }
             Ok(NodeMessage::Snapshot { index, base, view, entries }) => {
                 let ledger = Ledger::at(index, base, view, self.config.free_cuts_max);
-                self.questions.snapshot = Some((ledger, entries));
+                self.questions.snapshot = Some((peer, ledger, entries));
                 if self.gate.relays {
                     bus::tell(&mut self.gate.answers, &[&bus::snapshot(index, base, view, entries)]);
                 }
                 self.end_snapshot(now_ns);
             }
             Ok(NodeMessage::SnapshotEntry { entry }) => {
-                let Some((ledger, left)) = &mut self.questions.snapshot else { return false };
+                // Whoever led before may still be telling one that another's has taken the place of.
+                let Some((from, ledger, left)) = &mut self.questions.snapshot else { return true };
+                if *from != peer {
+                    return true;
+                }
                 let Ok(decoded) = OrderEntry::decode(entry) else { panic!("{}: a snapshot holds no entry", self.name) };
                 if let Err(contradiction) = ledger.apply_snapshot(&decoded) {
                     panic!("{}: {contradiction}", self.name);
@@ -142,7 +153,7 @@ impl<T: Transport> ReplicaAgent<T> {
 
     /// When a snapshot is whole, the order stream goes on from there.
     fn end_snapshot(&mut self, now_ns: u64) {
-        let Some((ledger, _)) = self.questions.snapshot.take_if(|(_, left)| *left == 0) else { return };
+        let Some((_, ledger, _)) = self.questions.snapshot.take_if(|(.., left)| *left == 0) else { return };
         if ledger.applied_index() > self.ledger().applied_index() {
             self.follow_anew(now_ns, ledger);
         }

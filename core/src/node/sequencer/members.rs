@@ -235,7 +235,12 @@ impl<T: Transport> SequencerAgent<T> {
         sequencer.on_lead(now_ns, &mut effects);
         for at in 0..self.followers.len() {
             let Some(report) = self.followers[at].report else { continue };
-            self.take_report(now_ns, at, &report);
+            // It may be of a while ago: what the replica has applied meanwhile it says when it hears who leads.
+            if report.applied_index <= self.order.last_index() {
+                let (sequencer, mut effects) = self.split();
+                sequencer.on_report(now_ns, &report, &mut effects);
+                self.commit(now_ns);
+            }
             if !self.followers[at].connected {
                 let (sequencer, mut effects) = self.split();
                 sequencer.on_replica_down(now_ns, report.shard, report.replica, &mut effects);

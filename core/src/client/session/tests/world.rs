@@ -346,7 +346,7 @@ pub fn view_change(view: u32, shard: u16) -> Vec<u8> {
 /// Replica `primary` leads the shard from now on, and is its only member.
 pub fn members(view: u32, (shard, change): (u16, u32), epoch: u32, primary: u16) -> Vec<u8> {
     let mut buffer = [0; 256];
-    let head = ShardChangeHead { view, shard: ShardId(shard), change, epoch, primary };
+    let head = ShardChangeHead { view, shard: ShardId(shard), change, epoch, primary, since_failure: 0 };
     let replica = |number| ReplicaId { number, incarnation: 1 };
     let len = encode_shard_change(&mut buffer, head, &[replica(primary)]);
     buffer[..len].to_vec()
