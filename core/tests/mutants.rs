@@ -47,7 +47,7 @@ const MUTANTS: [(Mutant, u64, &[Caught]); 28] = [
     (Mutant::DeliverNoOps, 4, &[Wrong("I16")]),
     (Mutant::FillOverARecord, 80, &[Wrong("I4")]),
     (Mutant::CountRepeatedReports, 60, &[Wrong("I11")]),
-    (Mutant::ForgetTheTargetAtAnEdge, 300, &[Stuck]),
+    (Mutant::ForgetTheTargetAtAnEdge, 3000, &[Stuck]),
     (Mutant::GrantTwice, 4, &[Wrong("I12")]),
     // A ledger may trip over the gap before the oracle hears of it.
     (Mutant::SkipAnOrderEntry, 20, &[Wrong("I12"), Crash("I12")]),
@@ -60,7 +60,7 @@ const MUTANTS: [(Mutant, u64, &[Caught]); 28] = [
     (Mutant::ResumeAtTheOldOffset, 2000, &[Wrong("I4"), Wrong("I11"), Wrong("chain"), Stuck, Ends("bad entry")]),
     (Mutant::ServeUnfenced, 10_000, &[Wrong("I4"), Wrong("I11"), Wrong("chain"), Stuck]),
     (Mutant::AppendOverAGap, 300, &[Wrong("I7"), Wrong("I4")]),
-    (Mutant::KeepLostSpeculation, 50, &[Wrong("I8"), Stuck]),
+    (Mutant::KeepLostSpeculation, 50, &[Wrong("I8"), Wrong("I10"), Stuck]),
     (Mutant::FailConfirmed, 100, &[Wrong("I9")]),
     (Mutant::FailWithThePrimary, 1000, &[Wrong("I10")]),
     (Mutant::VoidTheNeighbours, 50, &[Wrong("I15"), Wrong("I2")]),
