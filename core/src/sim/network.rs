@@ -252,7 +252,7 @@ impl Network {
     pub(super) fn act(&mut self, what: What) -> bool {
         match what {
             What::Arrive { link, side } => self.arrive(link, side),
-            What::Acked { link, side, token } => self.acked(link, side, token),
+            What::Acked { link, side } => self.acked(link, side),
             What::Room { link, side } => self.room(link, side),
             What::Down { link, side, reason } => self.down(link, side, reason),
             What::Lose { link } => self.lose(link),

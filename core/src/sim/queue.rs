@@ -11,7 +11,7 @@ pub(super) enum What {
     /// The oldest operation under way from this side of a link reaches the other side.
     Arrive { link: u32, side: u8 },
     /// The acknowledgement of an operation with a token reaches the side that issued it.
-    Acked { link: u32, side: u8, token: u64 },
+    Acked { link: u32, side: u8 },
     /// A side that met a full transport can go on.
     Room { link: u32, side: u8 },
     /// This side of a link learns that the link is lost.

@@ -49,6 +49,8 @@ struct Pipe {
     /// When operations that landed are acknowledged.
     acks: VecDeque<u64>,
     last_ack_ns: u64,
+    /// Tokens of the acknowledgements under way, in order: those that a wall puts off keep it.
+    tokens: VecDeque<u64>,
     /// Nothing passes in this direction before then.
     held_ns: u64,
     /// Operations that count against the capacity.
@@ -86,6 +88,7 @@ impl Link {
             last_arrival_ns: 0,
             acks: VecDeque::new(),
             last_ack_ns: 0,
+            tokens: VecDeque::new(),
             held_ns: 0,
             in_flight: 0,
             capacity,
@@ -286,7 +289,8 @@ impl Network {
         pipe.acks.push_back(at_ns);
         let room = pipe.starved && pipe.acks.len() == 1;
         if let Some(token) = token {
-            self.plan(at_ns, What::Acked { link, side, token });
+            pipe.tokens.push_back(token);
+            self.plan(at_ns, What::Acked { link, side });
         }
         if room {
             self.plan(at_ns, What::Room { link, side });
@@ -311,11 +315,12 @@ impl Network {
         held_ns > self.now_ns
     }
 
-    pub(super) fn acked(&mut self, link: u32, side: u8, token: u64) {
-        if self.held(link, 1 - side, What::Acked { link, side, token }) {
+    pub(super) fn acked(&mut self, link: u32, side: u8) {
+        if self.held(link, 1 - side, What::Acked { link, side }) {
             return;
         }
-        let Link { alive: true, ends, .. } = &self.links[link as usize] else { return };
+        let Link { alive: true, ends, pipes, .. } = &mut self.links[link as usize] else { return };
+        let Some(token) = pipes[usize::from(side)].tokens.pop_front() else { return };
         let Some((endpoint, peer)) = ends[usize::from(side)].holder else { return };
         match self.endpoints[endpoint].inbox.back_mut() {
             Some((last, _, Waiting::Placed { token: old })) if *last == link => *old = token,
