@@ -93,6 +93,8 @@ struct GateCounters {
     pushed_back: Counter,
     held_back: Counter,
     forbidden: Counter,
+    view: Counter,
+    applied: Counter,
     /// Of each shard: whether it takes appends, as far as the order stream says.
     open: Vec<(ShardId, Counter)>,
 }
@@ -208,6 +210,8 @@ impl<T: Transport> GateAgent<T> {
             pushed_back: parts.counters.register("pushed_back"),
             held_back: parts.counters.register("held_back"),
             forbidden: parts.counters.register("forbidden"),
+            view: parts.counters.register("view"),
+            applied: parts.counters.register("applied_index"),
             open: open_counters(&parts),
         };
         let common = Common {
@@ -396,7 +400,9 @@ impl<T: Transport> GateAgent<T> {
             for (shard, open) in &self.common.counters.open {
                 open.set(takes_appends(&self.common.ledger, *shard).into());
             }
+            self.common.counters.view.set(self.common.ledger.view().into());
         }
+        self.common.counters.applied.set(self.common.ledger.applied_index());
         count + self.answer_tails()
     }
 

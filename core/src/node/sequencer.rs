@@ -120,6 +120,9 @@ struct SequencerCounters {
     committed: Counter,
     leads: Counter,
     members: Counter,
+    is_leader: Counter,
+    term: Counter,
+    applied: Counter,
 }
 
 /// See the module's text.
@@ -165,6 +168,9 @@ impl<T: Transport> SequencerAgent<T> {
             committed: parts.counters.register("committed_position"),
             leads: parts.counters.register("leads"),
             members: parts.counters.register("members"),
+            is_leader: parts.counters.register("is_leader"),
+            term: parts.counters.register("term"),
+            applied: parts.counters.register("applied_index"),
         };
         SequencerAgent {
             name: parts.name,
@@ -347,9 +353,14 @@ impl<T: Transport> SequencerAgent<T> {
         self.counters.free_windows.set(stats.free_windows);
         self.counters.fallbacks.set(stats.fallbacks);
         self.counters.committed.set(self.sequencer.ledger().committed().0);
-        if let Group::Raft(group) = &self.group {
-            self.counters.members.set(group.members().0.len() as u64);
-        }
+        self.counters.applied.set(self.sequencer.ledger().applied_index());
+        self.counters.is_leader.set(self.leads().is_some().into());
+        let (members, term) = match &self.group {
+            Group::Alone => (1, 1),
+            Group::Raft(group) => (group.members().0.len(), group.leader().1),
+        };
+        self.counters.members.set(members as u64);
+        self.counters.term.set(term);
     }
 }
 
