@@ -257,7 +257,7 @@ impl<T: Transport> GateAgent<T> {
                 self.close(done);
                 return 1;
             }
-            Admission::Node { .. } => return 1,
+            Admission::Node { .. } | Admission::Leave { .. } => return 1,
         };
         if let Some(old) = self.sessions.get(&session).copied() {
             // The client knows that its old connection is dead before we do.
@@ -309,7 +309,7 @@ impl<T: Transport> GateAgent<T> {
     /// Says that everything begun is finished, once it is.
     fn look_whether_closed(&mut self) {
         if self.closing.is_some()
-            && self.clients.iter().flatten().all(|client| client.is_settled())
+            && self.clients.iter().flatten().all(|client| client.is_settled(&self.common.serving))
             && let Some(done) = self.closing.take()
         {
             // Whoever waited may have lost patience.

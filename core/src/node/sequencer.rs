@@ -147,6 +147,8 @@ pub struct SequencerAgent<T: Transport> {
     message: Box<[u8]>,
     counters: SequencerCounters,
     started: bool,
+    /// Who waits until another one leads: the process is about to end.
+    leaving: Option<Sender<()>>,
 }
 
 impl<T: Transport> SequencerAgent<T> {
@@ -190,6 +192,7 @@ impl<T: Transport> SequencerAgent<T> {
             message: vec![0; ORDER_HEAD_BYTES + ORDER_ENTRY_BYTES_MAX].into_boxed_slice(),
             counters,
             started: false,
+            leaving: None,
         }
     }
 
@@ -223,7 +226,14 @@ impl<T: Transport> SequencerAgent<T> {
     }
 
     fn admit(&mut self) -> usize {
-        let Some(Admission::Node { peer, link }) = self.mailbox.take() else { return 0 };
+        let (peer, link) = match self.mailbox.take() {
+            Some(Admission::Node { peer, link }) => (peer, link),
+            Some(Admission::Leave { done }) => {
+                self.leaving = Some(done);
+                return 1;
+            }
+            _ => return 0,
+        };
         let member = self.member(peer);
         self.transport.admit(peer, link, &[]);
         match (member, &mut self.group) {
@@ -393,6 +403,7 @@ impl<T: Transport> Agent for SequencerAgent<T> {
             group.tick(now_ns);
             self.commit(now_ns);
         }
+        self.look_whether_left();
         if work > 0 {
             self.publish();
         }
