@@ -147,13 +147,19 @@ fn ask(ledger: &Ledger) {
     let _ = (ledger.granted_point(), ledger.next_free_point(), ledger.point_after(ledger.bound(), 3));
     // Who begins with a snapshot knows the same.
     let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
-    let mut late = Ledger::at(ledger.applied_index(), ledger.snapshot_base(), ledger.view(), 16);
-    ledger.snapshot(&mut buffer, |entry| {
+    let mut late = Ledger::at(ledger.applied_index(), ledger.snapshot_base(0), ledger.view(), 16);
+    ledger.snapshot(0, &mut buffer, |entry| {
         let entry = OrderEntry::decode(entry).expect("a snapshot holds entries");
         late.apply_snapshot(&entry).expect("a snapshot does not contradict itself");
     });
     assert_eq!(late.committed(), committed);
     assert_eq!(late.granted_end(), ledger.granted_end());
+    let mut whole = Ledger::at(ledger.applied_index(), ledger.snapshot_base(1 << 20), ledger.view(), 16);
+    ledger.snapshot(1 << 20, &mut buffer, |entry| {
+        let entry = OrderEntry::decode(entry).expect("a snapshot holds entries");
+        whole.apply_snapshot(&entry).expect("a snapshot does not contradict itself");
+    });
+    assert_eq!((whole.committed(), whole.granted_end()), (committed, ledger.granted_end()));
 }
 
 pub fn cluster_map(input: &[u8]) {

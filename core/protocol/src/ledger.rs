@@ -21,6 +21,10 @@ use span::Span;
 /// cluster's quotas.
 const SPAN_BYTES_MAX: usize = 16 << 20;
 
+/// Bytes of a grant in a snapshot, and of each member in it.
+const GRANT_BYTES: usize = 36;
+const GRANT_MEMBER_BYTES: usize = 16;
+
 /// The order log contradicts itself or what this follower knows: nothing may be served from it any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contradiction {
@@ -439,16 +443,29 @@ impl Ledger {
         count
     }
 
-    /// Where a snapshot's follower starts: everything below is bound.
-    pub fn snapshot_base(&self) -> Position {
-        match self.snapshot_first() {
+    /// Where a snapshot's follower starts, with so much of what came before: everything below is bound.
+    pub fn snapshot_base(&self, history_bytes: usize) -> Position {
+        match self.snapshot_first(history_bytes) {
             Some(first) if self.spans[first].mode == WindowMode::Fixed => self.spans[first].start,
             _ => self.committed,
         }
     }
 
+    /// The first span of a snapshot: before the one that is bound now, as many fixed ones as fit.
+    fn snapshot_first(&self, history_bytes: usize) -> Option<usize> {
+        let mut first = self.snapshot_open()?;
+        let mut left = history_bytes;
+        // A free window's cuts would have to be told one by one.
+        while first > 0 && self.spans[first].is_fixed() && self.spans[first - 1].is_fixed() {
+            let bytes = GRANT_BYTES + self.spans[first - 1].members.len() * GRANT_MEMBER_BYTES;
+            let Some(less) = left.checked_sub(bytes) else { break };
+            (left, first) = (less, first - 1);
+        }
+        Some(first)
+    }
+
     /// Index of the span in which the bound prefix ends, if that span has anything left to bind.
-    fn snapshot_first(&self) -> Option<usize> {
+    fn snapshot_open(&self) -> Option<usize> {
         let index = self.span_index(self.bound.window)?;
         let span = &self.spans[index];
         let at_end = span.window_end() <= self.bound.window;

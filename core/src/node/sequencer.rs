@@ -40,6 +40,10 @@ const ORDER_ENTRIES_MAX: usize = 1 << 16;
 /// Bytes of order entries kept for followers.
 const ORDER_BYTES_MAX: usize = 8 << 20;
 
+/// Bytes of past windows in a snapshot for replicas and sequencers: who knows where they lay can read what they bound. A
+/// replica hands them to its gate through a queue of twice that size.
+const HISTORY_BYTES_MAX: usize = 2 << 20;
+
 /// Changes remembered, so that one that is asked for again is answered and not made again after others have followed.
 const CHANGES_REMEMBERED: usize = 1024;
 

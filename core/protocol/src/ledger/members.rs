@@ -186,7 +186,7 @@ impl Ledger {
 
     /// Calls `emit` with the entries that bring a new follower from [`snapshot_base`](Self::snapshot_base) to here;
     /// returns how many. `buffer` holds one entry.
-    pub fn snapshot(&self, buffer: &mut [u8], mut emit: impl FnMut(&[u8])) -> u32 {
+    pub fn snapshot(&self, history_bytes: usize, buffer: &mut [u8], mut emit: impl FnMut(&[u8])) -> u32 {
         let mut count = 0;
         let mut say = |bytes: &[u8]| {
             emit(bytes);
@@ -208,14 +208,14 @@ impl Ledger {
             let len = encode_decree(buffer, &Decree { view, shard, from, lease_end, lsn });
             say(&buffer[..len]);
         }
-        let Some(first) = self.snapshot_first() else { return count };
+        let Some((first, open)) = self.snapshot_first(history_bytes).zip(self.snapshot_open()) else { return count };
         for (index, span) in self.spans.iter().enumerate().skip(first) {
-            let from = if index == first { Some(self.bound) } else { None };
+            let from = if index == open { Some(self.bound) } else { None };
             let (head, members) = span.grant_from(from, self.view);
             let len = encode_grant(buffer, head, &members);
             say(&buffer[..len]);
             let starts_at = CutPoint { window: head.window, cut: head.first_cut, prefix: 0 };
-            if index == first && span.is_fixed() && self.bound > starts_at {
+            if index == open && span.is_fixed() && (self.bound > starts_at || open > first) {
                 let len = encode_cut(buffer, self.view, self.bound);
                 say(&buffer[..len]);
             }

@@ -268,14 +268,23 @@ proptest! {
             prop_assert_eq!(ledger.committed_lsn(ShardId(s as u16)), Lsn(bound));
         }
         // A follower that joins by snapshot agrees on everything still open.
-        let mut joined = Ledger::at(ledger.applied_index(), ledger.snapshot_base(), 0, 4);
+        let mut joined = Ledger::at(ledger.applied_index(), ledger.snapshot_base(0), 0, 4);
         let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
-        ledger.snapshot(&mut buffer, |entry| {
+        ledger.snapshot(0, &mut buffer, |entry| {
             joined.apply_snapshot(&OrderEntry::decode(entry).unwrap()).unwrap();
         });
         prop_assert_eq!(joined.committed(), ledger.committed());
         for (position, slot) in slots.iter().enumerate().skip(before as usize) {
             prop_assert_eq!(joined.position(slot.shard, slot.lsn), Some(Position(position as u64)));
+        }
+        // One that is told of what came before too knows all of it.
+        let mut whole = Ledger::at(ledger.applied_index(), ledger.snapshot_base(1 << 20), 0, 4);
+        ledger.snapshot(1 << 20, &mut buffer, |entry| {
+            whole.apply_snapshot(&OrderEntry::decode(entry).unwrap()).unwrap();
+        });
+        prop_assert_eq!((whole.committed(), whole.bound()), (ledger.committed(), ledger.bound()));
+        for (position, slot) in slots.iter().enumerate() {
+            prop_assert_eq!(whole.position(slot.shard, slot.lsn), Some(Position(position as u64)));
         }
     }
 }
@@ -354,22 +363,36 @@ fn a_snapshot_tells_of_members_and_of_what_is_void() {
     cut(&mut ledger, 0, 5, 0);
     grant(&mut ledger, WindowMode::Fixed, 2, 10, 70, &[member(0, 2, 40), member(1, 0, 3)]);
     members(&mut ledger, 1, 3, 2, 1, &[1]);
+    for history_bytes in [0, 1 << 20] {
+        snapshot_agrees(&ledger, history_bytes);
+    }
+    assert_eq!((ledger.snapshot_base(0), ledger.snapshot_base(1 << 20)), (Position(0), Position(0)));
+    // Windows that are bound are told of if there is room.
+    cut(&mut ledger, 2, 5, 0);
+    assert_eq!((ledger.snapshot_base(0), ledger.snapshot_base(1 << 20)), (Position(70), Position(0)));
+    for history_bytes in [0, 1 << 20] {
+        snapshot_agrees(&ledger, history_bytes);
+    }
+}
+
+/// Who begins with a snapshot knows what the ledger does, from where it begins.
+fn snapshot_agrees(ledger: &Ledger, history_bytes: usize) {
     let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
     let mut entries = Vec::new();
-    let count = ledger.snapshot(&mut buffer, |entry| entries.push(entry.to_vec()));
+    let count = ledger.snapshot(history_bytes, &mut buffer, |entry| entries.push(entry.to_vec()));
     assert_eq!(count as usize, entries.len());
-    let mut late = Ledger::at(ledger.applied_index(), ledger.snapshot_base(), ledger.view(), 8);
+    let mut late = Ledger::at(ledger.applied_index(), ledger.snapshot_base(history_bytes), ledger.view(), 8);
     for entry in &entries {
         late.apply_snapshot(&OrderEntry::decode(entry).unwrap()).unwrap();
     }
-    assert_eq!(late.committed(), Position(15));
+    assert_eq!((late.committed(), late.bound()), (ledger.committed(), ledger.bound()));
     for shard in [ShardId(0), ShardId(1)] {
         assert_eq!(late.membership(shard).map(|m| (m.change, m.epoch, m.members.clone())), {
             ledger.membership(shard).map(|m| (m.change, m.epoch, m.members.clone()))
         });
         assert_eq!(late.committed_lsn(shard), ledger.committed_lsn(shard));
         for lsn in 0..70 {
-            let known = ledger.position(shard, Lsn(lsn)).filter(|p| *p >= ledger.snapshot_base());
+            let known = ledger.position(shard, Lsn(lsn)).filter(|p| *p >= ledger.snapshot_base(history_bytes));
             assert_eq!(late.position(shard, Lsn(lsn)), known, "shard {shard}, slot {lsn}");
         }
     }

@@ -554,12 +554,12 @@ fn snapshot(ledger: &Ledger) -> VecDeque<Vec<u8>> {
     let mut messages = VecDeque::new();
     let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
     let mut head = [0; SESSION_HEAD_BYTES_MAX];
-    let entries = ledger.snapshot(&mut buffer, |entry| {
+    let entries = ledger.snapshot(0, &mut buffer, |entry| {
         let (len, body) = Reply::Order { index: ledger.applied_index(), entry }.encode(&mut head);
         messages.push_back([&head[..len], body].concat());
     });
     let start =
-        Reply::Snapshot { index: ledger.applied_index(), base: ledger.snapshot_base(), entries, view: ledger.view() };
+        Reply::Snapshot { index: ledger.applied_index(), base: ledger.snapshot_base(0), entries, view: ledger.view() };
     let (len, _) = start.encode(&mut head);
     messages.push_front(head[..len].to_vec());
     messages

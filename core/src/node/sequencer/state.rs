@@ -8,7 +8,7 @@ use antelog_protocol::wire::change::{change_code, change_from, outcome_code, out
 use antelog_protocol::wire::order::{ORDER_ENTRY_BYTES_MAX, OrderEntry};
 use antelog_protocol::{Change, ClientId, Position, ShardId};
 
-use super::{CHANGES_REMEMBERED, Changed};
+use super::{CHANGES_REMEMBERED, Changed, HISTORY_BYTES_MAX};
 use crate::node::group::wire::Bytes;
 
 /// What is written in front of everything else.
@@ -34,7 +34,7 @@ pub(super) fn encode<'a>(
 ) -> Vec<u8> {
     let mut out = Vec::new();
     put(&mut out, FORMAT, 1);
-    for word in [ledger.applied_index(), ledger.snapshot_base().0, ledger.view().into()] {
+    for word in [ledger.applied_index(), ledger.snapshot_base(HISTORY_BYTES_MAX).0, ledger.view().into()] {
         put(&mut out, word, 8);
     }
     put(&mut out, change_code(Change::Ordering(standing.ordering)).1.into(), 1);
@@ -49,7 +49,7 @@ pub(super) fn encode<'a>(
         }
     }
     let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
-    ledger.snapshot(&mut buffer, |entry| {
+    ledger.snapshot(HISTORY_BYTES_MAX, &mut buffer, |entry| {
         put(&mut out, entry.len() as u64, 4);
         out.extend_from_slice(entry);
     });

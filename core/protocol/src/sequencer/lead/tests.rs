@@ -249,9 +249,9 @@ fn a_state_of_another_member_is_as_good_as_the_entries() {
     group.run(1..10, 0, 0, 2);
     let leader = group.leader();
     let ledger = leader.ledger();
-    let mut copy = Ledger::at(ledger.applied_index(), ledger.snapshot_base(), ledger.view(), 64);
+    let mut copy = Ledger::at(ledger.applied_index(), ledger.snapshot_base(0), ledger.view(), 64);
     let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
-    ledger.snapshot(&mut buffer, |entry| {
+    ledger.snapshot(0, &mut buffer, |entry| {
         copy.apply_snapshot(&OrderEntry::decode(entry).unwrap()).unwrap();
     });
     let standing = leader.standing();
