@@ -106,9 +106,8 @@ impl Duplicates {
             return if new { Verdict::New } else { Verdict::Refuse(Refusal::UnknownSession) };
         };
         let session = &self.table[at].1;
-        if seq == session.next_seq || planted(Mutant::AppendFirstRetries) && seq == 0 {
-            Verdict::New
-        } else if seq > session.next_seq && planted(Mutant::AppendOverAGap) {
+        let over_a_gap = seq > session.next_seq && planted(Mutant::AppendOverAGap);
+        if seq == session.next_seq || planted(Mutant::AppendFirstRetries) && seq == 0 || over_a_gap {
             Verdict::New
         } else if seq > session.next_seq {
             Verdict::Refuse(Refusal::Gap { expected: session.next_seq })

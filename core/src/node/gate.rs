@@ -93,6 +93,8 @@ struct GateCounters {
     pushed_back: Counter,
     held_back: Counter,
     forbidden: Counter,
+    view: Counter,
+    applied: Counter,
     /// Of each shard: whether it takes appends, as far as the order stream says.
     open: Vec<(ShardId, Counter)>,
 }
@@ -210,6 +212,8 @@ impl<T: Transport> GateAgent<T> {
             pushed_back: parts.counters.register("pushed_back"),
             held_back: parts.counters.register("held_back"),
             forbidden: parts.counters.register("forbidden"),
+            view: parts.counters.register("view"),
+            applied: parts.counters.register("applied_index"),
             open: open_counters(&parts),
         };
         let common = Common {
@@ -256,7 +260,7 @@ impl<T: Transport> GateAgent<T> {
                 self.close(done);
                 return 1;
             }
-            Admission::Node { .. } => return 1,
+            Admission::Node { .. } | Admission::Leave { .. } => return 1,
         };
         if let Some(old) = self.sessions.get(&session).copied() {
             // The client knows that its old connection is dead before we do.
@@ -308,7 +312,7 @@ impl<T: Transport> GateAgent<T> {
     /// Says that everything begun is finished, once it is.
     fn look_whether_closed(&mut self) {
         if self.closing.is_some()
-            && self.clients.iter().flatten().all(|client| client.is_settled())
+            && self.clients.iter().flatten().all(|client| client.is_settled(&self.common.serving))
             && let Some(done) = self.closing.take()
         {
             // Whoever waited may have lost patience.
@@ -397,7 +401,9 @@ impl<T: Transport> GateAgent<T> {
             for (shard, open) in &self.common.counters.open {
                 open.set(takes_appends(&self.common.ledger, *shard).into());
             }
+            self.common.counters.view.set(self.common.ledger.view().into());
         }
+        self.common.counters.applied.set(self.common.ledger.applied_index());
         count + self.answer_tails()
     }
 

@@ -7,12 +7,14 @@
 //! * `leader` — a primary's work in a cycle;
 //! * `follower` — a backup's: what it checks and keeps;
 //! * `change` — how one becomes the other: promotion, fence, joining;
+//! * `leave` — how one gives up its place before its process ends;
 //! * `peers` — the other replicas and what is said to them;
 //! * `order` — the order stream, snapshots of it, and questions to who leads the sequencers.
 
 mod change;
 mod follower;
 mod leader;
+mod leave;
 mod order;
 mod peers;
 
@@ -28,6 +30,7 @@ use antelog_protocol::{ReplicaId, ShardId};
 
 use self::follower::Follower;
 use self::leader::{Leader, LeaderCounters};
+use self::leave::Leave;
 use self::order::Questions;
 use self::peers::Peer;
 pub use self::peers::{PEERS_MAX, replica_peer, sequencer_peer};
@@ -113,6 +116,7 @@ pub struct ReplicaAgent<T: Transport> {
     reached: u64,
     sequencers: [Sequencer; SEQUENCERS_MAX],
     questions: Questions,
+    leave: Leave,
     gate: GatePort,
     mailbox: Mailbox<Admission<T::Link>>,
     notices: Sender<Notice>,
@@ -175,6 +179,7 @@ impl<T: Transport> ReplicaAgent<T> {
             primary: None,
             sequencers: [Sequencer::default(); SEQUENCERS_MAX],
             questions: Questions::default(),
+            leave: Leave::default(),
             gate: parts.gate,
             mailbox: parts.mailbox,
             notices: parts.notices,
@@ -225,7 +230,14 @@ impl<T: Transport> ReplicaAgent<T> {
     }
 
     fn admit(&mut self, now_ns: u64) -> usize {
-        let Some(Admission::Node { peer, link }) = self.mailbox.take() else { return 0 };
+        let (peer, link) = match self.mailbox.take() {
+            Some(Admission::Node { peer, link }) => (peer, link),
+            Some(Admission::Leave { done }) => {
+                self.leave(now_ns, done);
+                return 1;
+            }
+            _ => return 0,
+        };
         if let Some(sequencer) = self.sequencers.get_mut(usize::from(peer.0)) {
             self.transport.admit(peer, link, &[]);
             *sequencer = Sequencer { connected: true, report_due: true, ..Sequencer::default() };
@@ -303,9 +315,10 @@ impl<T: Transport> ReplicaAgent<T> {
         let _ = self.notices.send(Notice::PeerDown { agent: self.name.clone(), peer, reason });
     }
 
-    /// Replicas without a connection, by their bits.
+    /// Replicas without a connection, by their bits, and this one if it leaves.
     fn lost(&self) -> u8 {
-        self.peers.iter().filter(|p| !p.connected).fold(0, |bits, p| bits | p.bit())
+        let own = if self.leave.begun { 1 << self.own.number } else { 0 };
+        self.peers.iter().filter(|p| !p.connected).fold(own, |bits, p| bits | p.bit())
     }
 
     /// Tells the sequencers when connections to other replicas came or went.
@@ -436,6 +449,7 @@ impl<T: Transport> Agent for ReplicaAgent<T> {
         let followed = self.follow(now_ns);
         if work > 0 {
             self.publish();
+            self.look_whether_left();
         }
         for peer in &mut self.peers {
             peer.send(&mut self.transport);

@@ -179,10 +179,18 @@ impl Sequencer {
     fn lost_or_gained(&self, now_ns: u64, replicas: &[ReplicaState], m: &Membership) -> Option<Decision> {
         let is_alive = |member: &&ReplicaId| !self.is_lost(now_ns, replicas, m, **member);
         let primary = replicas.get(usize::from(m.primary))?;
-        if primary.joiner.is_none() && m.members.iter().all(|member| is_alive(&member)) {
+        let is_settled = |member: &ReplicaId| {
+            is_alive(&member) && replicas.get(usize::from(member.number)).is_none_or(|r| !leaves(r, member.number))
+        };
+        if primary.joiner.is_none() && m.members.iter().all(is_settled) {
             return None;
         }
-        let alive: Vec<ReplicaId> = m.members.iter().filter(is_alive).copied().collect();
+        let mut alive: Vec<ReplicaId> = m.members.iter().filter(is_alive).copied().collect();
+        let stays = |member: &ReplicaId| !leaves(&replicas[usize::from(member.number)], member.number);
+        // Nobody takes the place of the last.
+        if alive.iter().any(stays) {
+            alive.retain(stays);
+        }
         let primary_lost = !alive.iter().any(|a| a.number == m.primary);
         if alive.is_empty() || primary_lost && planted(Mutant::FailWithThePrimary) {
             return Some(Decision::Fail);
@@ -199,6 +207,7 @@ impl Sequencer {
         let known = replicas.get(usize::from(joiner.number))?;
         let is_there =
             known.connected && known.incarnation == joiner.incarnation && primary.lost & 1 << joiner.number == 0;
+        let is_there = is_there && !leaves(known, joiner.number);
         let mut members = alive;
         // A joiner that is gone again counts until a change says that it does not.
         if is_there && m.member(joiner.number).is_none() {
@@ -291,6 +300,11 @@ impl Sequencer {
         // Whoever leads the shard now may not have heard the target.
         self.look = true;
     }
+}
+
+/// Whether a replica says of itself that it is about to end.
+fn leaves(state: &ReplicaState, number: u16) -> bool {
+    state.lost & 1 << number != 0
 }
 
 /// A shard begins with all its replicas but the spares.

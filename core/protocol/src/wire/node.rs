@@ -25,7 +25,8 @@ pub struct Report {
     pub epoch: u32,
     /// That change's number.
     pub change: u32,
-    /// Replicas of the shard that it has no connection to, by their numbers' bits.
+    /// Replicas of the shard that it has no connection to, by their numbers' bits. Its own: it is about to end, and whoever
+    /// can is to take its place.
     pub lost: u8,
     /// A replica that holds everything and waits to become a member, as the primary knows it.
     pub joiner: Option<ReplicaId>,

@@ -310,9 +310,12 @@ impl Client {
         Ok(())
     }
 
-    /// Whether every append that was handed over is answered, and the client has read all that it was told.
-    pub(super) fn is_settled(&self) -> bool {
-        self.answers.is_empty() && self.lanes.iter().all(|lane| lane.outstanding == 0) && self.ring.is_consumed()
+    /// Whether every append that was handed over is answered, and the client has read all that it was told. A replica that
+    /// does not lead any more answers nothing: the client sends it again where another one does.
+    pub(super) fn is_settled(&self, serving: &[Option<u32>]) -> bool {
+        let mut lanes = self.lanes.iter().zip(serving);
+        let are_answered = lanes.all(|(lane, serving)| lane.outstanding == 0 || serving.is_none());
+        self.answers.is_empty() && are_answered && self.ring.is_consumed()
     }
 
     /// Whether it has as many subscriptions as it may have: each has one stream of a shard.

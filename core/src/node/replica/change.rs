@@ -115,7 +115,7 @@ impl<T: Transport> ReplicaAgent<T> {
     }
 
     fn on_start(&mut self, now_ns: u64, at: usize, place: Place) {
-        if self.is_past(place.epoch) {
+        if self.is_past(place.epoch) || self.leave.begun {
             return;
         }
         if self.is_primary() {

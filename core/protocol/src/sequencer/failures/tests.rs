@@ -158,6 +158,24 @@ fn a_lost_primary_is_followed_by_the_member_that_verified_most() {
 }
 
 #[test]
+fn who_leaves_is_dropped_while_somebody_stays_and_the_last_is_not() {
+    let mut rig = Rig::new(2);
+    assert_eq!(rig.report(0, 1, |r| r.lost = 0b10), ["0: epoch 1 primary 0 of [0]"]);
+    assert!(rig.report(0, 0, |r| r.lost = 0b01).is_empty(), "nobody can take over");
+    assert!(rig.report(1, 1, |r| r.durable_lsn = Lsn(3)).is_empty());
+    assert_eq!(rig.report(1, 0, |r| r.lost = 0b01), ["1: epoch 2 primary 1 of [1]"]);
+    // A spare that leaves does not join.
+    let mut rig = Rig::new(2);
+    rig.report(0, 2, |r| r.lost = 0b100);
+    let spare = ReplicaId { number: 2, incarnation: 12 };
+    assert_eq!(rig.report(0, 0, |r| r.joiner = Some(spare)), ["0: epoch 1 primary 0 of [0, 1]"]);
+    // Both leave: both stay until one of them is gone.
+    let mut rig = Rig::new(2);
+    assert_eq!(rig.report(1, 0, |r| r.lost = 0b01), ["1: epoch 2 primary 1 of [1]"]);
+    assert!(rig.report(1, 1, |r| r.lost = 0b10).is_empty());
+}
+
+#[test]
 fn another_life_of_a_member_is_no_member() {
     let mut rig = Rig::new(2);
     assert_eq!(rig.report(0, 1, |r| r.incarnation = 99), ["0: epoch 1 primary 0 of [0]"]);
