@@ -1,10 +1,13 @@
 //! The simulator: seeds repeat to the byte, default seeds pass, large clusters run, and its network keeps the contract.
 
 use antelog_core::contract::{Harness, checks};
+use antelog_core::sim::knobs::FaultSet;
 use antelog_core::sim::network::{NetKnobs, Network, Shared, SimLink, SimTransport, Way, advance, connect};
 use antelog_core::sim::probes::REQUIRED;
 use antelog_core::sim::{Knobs, Outcome, Overrides, Probes, simulate};
 use antelog_protocol::Ordering;
+
+const ALL_FAULTS: &str = "lost-links,pauses,sessions,leaders,crashes,partitions,shard-loss";
 
 fn run(seed: u64, overrides: &Overrides, traced: bool) -> Outcome {
     simulate(Knobs::draw(seed, overrides), traced).expect("memory for a small cluster")
@@ -60,6 +63,35 @@ fn seeds_that_failed_once_pass() {
     passes(159, &Overrides::default());
     // A gate that became wanted while it was left alone after a lost connection was never called again.
     passes(22832, &Overrides::default());
+}
+
+/// As above, of clusters whose replicas die and come back, under the faults that found it.
+#[test]
+fn seeds_of_failing_over_that_failed_once_pass() {
+    let with =
+        |faults: &str, shards| Overrides { faults: FaultSet::from_names(faults), shards, ..Overrides::default() };
+    let all = with(ALL_FAULTS, None);
+    // The primary that was asked for the last fixed windows before a free one died; the next one was not asked.
+    passes(164, &Overrides { shards: Some(4), ..Overrides::default() });
+    // Two empty records under one number, of which the first was lost.
+    passes(235, &with("lost-links,pauses,crashes,partitions", Some(3)));
+    // The credit of what is void was not given back to a subscription to one shard.
+    passes(1743, &Overrides::default());
+    passes(1964, &Overrides::default());
+    // Whoever waited for a fence heard of the next epoch from a fence first, and waited for ever.
+    passes(719, &all);
+    // A gate that learned late of a failure went back to before what was asked for; was called trimmed for it.
+    passes(794, &all);
+    passes(1392, &Overrides::default());
+    // Half of a snapshot served clients; one was dropped because another sequencer ended.
+    passes(278, &all);
+    passes(1450, &all);
+    // Older positions were forgotten for a snapshot.
+    passes(365, &all);
+    // What a member had placed and not verified was not counted after a fence.
+    passes(241, &Overrides::default());
+    // A snapshot that told of a failure long past cut the log of the primary that came after it.
+    passes(1205, &all);
 }
 
 #[test]

@@ -54,7 +54,7 @@ fn sessions(write: &mut dyn FnMut(&str, Vec<u8>)) {
     let mut head = [0; SESSION_HEAD_BYTES_MAX];
     for request in [
         Request::Append { shard, attempt: 1, view: 0, seq: 9, record: b"record" },
-        Request::Subscribe { stream: 1, shard, from: position, credit_bytes: 5 },
+        Request::Subscribe { stream: 1, shard, from: position, credit_bytes: 5, view: 6 },
         Request::Unsubscribe { stream: 2 },
         Request::Consumed { stream: 3, bytes: 4 },
         Request::Follow,

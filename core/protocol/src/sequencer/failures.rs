@@ -262,6 +262,9 @@ impl Sequencer {
             self.skip_windows_without_slots(at);
         }
         self.change = true;
+        if !self.shards.iter().any(|s| s.part == Part::In) {
+            self.call_from_the_ground();
+        }
         self.recount(now_ns);
     }
 
@@ -291,7 +294,10 @@ impl Sequencer {
         self.stats.member_changes += u64::from(self.leads);
         let Some(at) = self.index(shard) else { return };
         let state = &mut self.shards[at];
-        if state.part == Part::Failed {
+        if state.part == Part::Failed && !state.wanted {
+            // Its operator asked for it to leave while it was lost.
+            state.part = Part::Out;
+        } else if state.part == Part::Failed {
             state.part = Part::In;
             state.quota = state.configured;
             state.arrivals = Default::default();

@@ -88,14 +88,21 @@ impl Sequencer {
         }
         if !self.shards.iter().any(|s| s.part == Part::In) {
             // Others were grounded since the change was found possible: somebody must take slots.
-            for state in self.shards.iter_mut().filter(|s| s.wanted) {
-                state.part = Part::In;
-                (self.change, self.rush) = (true, true);
-            }
+            self.call_from_the_ground();
         }
         // A free window says at once that the shard is closed; in fixed ones a target does, and the grant follows.
         self.change |= self.ledger.mode() == Some(WindowMode::Free);
         self.send_target(now_ns, at, out);
+    }
+
+    /// Who is on the ground, or on the way to it, takes part again: there is nobody else.
+    pub(super) fn call_from_the_ground(&mut self) {
+        for state in &mut self.shards {
+            if matches!(state.part, Part::Grounded { .. } | Part::Closing { leave: false }) {
+                state.part = Part::In;
+                (self.change, self.rush) = (true, true);
+            }
+        }
     }
 
     /// What a shard's part becomes with the next window; true when it returns from the ground.

@@ -36,6 +36,8 @@ pub enum Request<'a> {
         from: Position,
         /// Bytes the gate may deliver before `Consumed` says more.
         credit_bytes: u64,
+        /// The client knows the shard's failures up to this view: a gate that does not yet waits until it does.
+        view: u32,
     },
     /// End a stream.
     Unsubscribe {
@@ -276,8 +278,8 @@ impl<'a> Request<'a> {
                 w.u16(1).u16(shard.0).u32(attempt).u64(seq).u32(view).u32(0);
                 body = record;
             }
-            Request::Subscribe { stream, shard, from, credit_bytes } => {
-                w.u16(2).u16(shard.0).u32(stream).u64(from.0).u64(credit_bytes);
+            Request::Subscribe { stream, shard, from, credit_bytes, view } => {
+                w.u16(2).u16(shard.0).u32(stream).u64(from.0).u64(credit_bytes).u32(view);
             }
             Request::Unsubscribe { stream } => {
                 w.u16(3).u16(0).u32(stream);
@@ -326,7 +328,10 @@ impl<'a> Request<'a> {
                 }
                 Request::Append { shard, attempt: stream, view, seq, record: r.rest() }
             }
-            2 => Request::Subscribe { stream, shard, from: Position(r.u64()?), credit_bytes: r.u64()? },
+            2 => {
+                let (from, credit_bytes) = (Position(r.u64()?), r.u64()?);
+                Request::Subscribe { stream, shard, from, credit_bytes, view: r.u32()? }
+            }
             3 => Request::Unsubscribe { stream },
             4 => Request::Consumed { stream, bytes: r.u64()? },
             5 => Request::Follow,

@@ -529,7 +529,8 @@ impl Stream {
             if merge.waiting(self.shard) {
                 return false; // what was received before is not handed out yet
             }
-            if gate.push(&Request::Subscribe { stream, shard: self.shard, from, credit_bytes }).is_err() {
+            let view = merge.view();
+            if gate.push(&Request::Subscribe { stream, shard: self.shard, from, credit_bytes, view }).is_err() {
                 return false;
             }
             self.sent = true;

@@ -230,8 +230,8 @@ impl Client {
                     Err(None) => return Ok(Taken::Stalled),
                 }
             }
-            Request::Subscribe { stream, shard, from, credit_bytes } => {
-                self.subscribe(common, (stream, shard), from, credit_bytes)?;
+            Request::Subscribe { stream, shard, from, credit_bytes, view } => {
+                self.subscribe(common, (stream, shard), (from, view), credit_bytes)?;
             }
             Request::Unsubscribe { stream } => self.streams.retain(|s| s.id != stream),
             Request::Consumed { stream, bytes } => {
@@ -294,7 +294,7 @@ impl Client {
         &mut self,
         common: &Common,
         (stream, shard): (u32, ShardId),
-        from: Position,
+        from: (Position, u32),
         credit_bytes: u64,
     ) -> Result<(), String> {
         self.streams.retain(|s| s.id != stream);

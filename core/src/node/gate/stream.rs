@@ -24,7 +24,7 @@ pub(super) struct Stream {
     /// Unknown until windows up to `next` are known; in the log of the primary of this epoch.
     cursor: Option<Cursor>,
     epoch: Option<u32>,
-    /// The newest failure of the shard that the cursor takes into account: its view.
+    /// Failures of the shard up to this view are taken into account, by the cursor or by the client when it said where to begin.
     failure: u32,
     credit_bytes: u64,
     consumed: u64,
@@ -63,13 +63,20 @@ pub(super) struct Delivered {
 }
 
 impl Stream {
-    pub(super) fn new((id, shard): (u32, ShardId), from: Position, credit_bytes: u64, ledger: &Ledger) -> Stream {
-        let failure = ledger.last_failure(shard).map_or(0, |f| f.view);
+    /// The client asks for it from a position on, and knows of failures up to a view.
+    pub(super) fn new(
+        (id, shard): (u32, ShardId),
+        (from, view): (Position, u32),
+        credit_bytes: u64,
+        ledger: &Ledger,
+    ) -> Stream {
+        let failure = ledger.last_failure(shard).map_or(0, |f| f.view).max(view);
         Stream { id, shard, next: from, cursor: None, epoch: None, failure, credit_bytes, consumed: 0, sent: 0 }
     }
 
-    /// Another primary's log has its own places; after a failure the shard goes on where it was bound.
-    fn follow(&mut self, epoch: Option<u32>, ledger: &Ledger) {
+    /// Another primary's log has its own places; after a failure the shard goes on where it was bound. False: the client knows
+    /// of failures that this gate does not know yet.
+    fn follow(&mut self, epoch: Option<u32>, ledger: &Ledger) -> bool {
         let known = self.failure;
         for failed in ledger.failed().filter(|f| f.shard == self.shard && f.view > known) {
             self.next = self.next.min(failed.from);
@@ -78,6 +85,7 @@ impl Stream {
         if self.epoch != epoch {
             (self.epoch, self.cursor) = (epoch, None);
         }
+        self.failure <= ledger.view()
     }
 
     pub(super) fn on_consumed(&mut self, bytes: u64) -> Result<(), String> {
@@ -128,8 +136,10 @@ pub(super) fn deliver(
     ring: &mut Ring,
 ) -> (Delivered, Delivery) {
     let Source { port, deliverable, .. } = *source;
-    stream.follow(source.epoch, ledger);
     let mut delivered = Delivered::default();
+    if !stream.follow(source.epoch, ledger) {
+        return (delivered, Delivery::Caught);
+    }
     let missing_below = missing_below(port, ledger);
     let trimmed = || Delivery::Trimmed { head: log_head(port, ledger) };
     let mut cursor = match stream.cursor.map_or_else(|| find(stream, port, missing_below, ledger), |c| Ok(Some(c))) {
@@ -197,8 +207,10 @@ pub(super) fn deliver(
 
 /// Tells the slots of a shard that is lost: what is bound is unavailable, the rest is void.
 pub(super) fn deliver_lost(stream: &mut Stream, ledger: &Ledger, ring: &mut Ring) -> (Delivered, Delivery) {
-    stream.follow(None, ledger);
     let mut delivered = Delivered::default();
+    if !stream.follow(None, ledger) {
+        return (delivered, Delivery::Caught);
+    }
     if stream.next < ledger.first_known() {
         return (delivered, Delivery::Trimmed { head: ledger.first_known() });
     }
@@ -425,7 +437,7 @@ mod tests {
         apply(&mut ledger, |b| encode_view_change(b, 1, SHARD));
         let (incoming, staging) = (Region::new(8192).unwrap(), Region::new(4096).unwrap());
         let mut ring = Ring::new(incoming, staging.clone(), RegionKey(0), 4096, 4096);
-        let mut stream = Stream::new((1, SHARD), Position(1), 1 << 20, &ledger);
+        let mut stream = Stream::new((1, SHARD), (Position(1), 0), 1 << 20, &ledger);
         let (_, end) = deliver_lost(&mut stream, &ledger, &mut ring);
         assert!(matches!(end, Delivery::Caught), "{end:?}");
         let (said, at) = told(&staging, 0);
@@ -449,10 +461,30 @@ mod tests {
         assert_eq!(delivered.records, 1);
         let (said, at) = told(&staging, at);
         assert_eq!(said, ["record 2@8"]);
-        let mut other = Stream::new((2, SHARD), Position(0), 1 << 20, &ledger);
+        let mut other = Stream::new((2, SHARD), (Position(0), 0), 1 << 20, &ledger);
         deliver(&mut other, &source, &ledger, &mut ring);
         let expected = ["missing 0@0+2", "void 2@2+2", "void 2@4+2", "void 2@6+2", "record 2@8"];
         assert_eq!(told(&staging, at).0, expected);
+    }
+
+    #[test]
+    fn a_stream_waits_for_failures_that_its_client_knows_of_and_does_not_go_back_for_them() {
+        // Two slots a cut, four cuts; slots 0 and 1 are bound, and the client has passed what is void.
+        let mut ledger = granted(WindowMode::Fixed, 4, 2);
+        apply(&mut ledger, |b| encode_cut(b, 0, CutPoint { window: 0, cut: 1, prefix: 0 }));
+        let mut log = log(256 << 10);
+        for seq in 0..8 {
+            log.record(ClientId(1), seq, b"record");
+        }
+        let (incoming, staging) = (Region::new(8192).unwrap(), Region::new(4096).unwrap());
+        let mut ring = Ring::new(incoming, staging.clone(), RegionKey(0), 4096, 4096);
+        let mut stream = Stream::new((1, SHARD), (Position(6), 1), 1 << 20, &ledger);
+        let port = port(&log);
+        let source = Source { port: &port, epoch: None, deliverable: Lsn(8) };
+        assert_eq!(deliver(&mut stream, &source, &ledger, &mut ring).0.messages, 0, "the shard was lost since");
+        apply(&mut ledger, |b| encode_view_change(b, 1, SHARD));
+        deliver_lost(&mut stream, &ledger, &mut ring);
+        assert_eq!(told(&staging, 0).0, ["void 2@6+2"]);
     }
 
     #[test]
@@ -485,7 +517,7 @@ mod tests {
         let port = port(&log);
         let (incoming, staging) = (Region::new(8192).unwrap(), Region::new(4096).unwrap());
         let mut ring = Ring::new(incoming, staging, RegionKey(0), 4096, 4096);
-        let mut stream = Stream::new((1, SHARD), Position(0), 1 << 20, &ledger);
+        let mut stream = Stream::new((1, SHARD), (Position(0), 0), 1 << 20, &ledger);
         stream.cursor = Some(port.log.first().unwrap());
         let source = Source { port: &port, epoch: None, deliverable: Lsn(3) };
         let (_, end) = deliver(&mut stream, &source, &ledger, &mut ring);

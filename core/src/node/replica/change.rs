@@ -5,7 +5,7 @@
 //! from a place that both have or from where the primary's begins, and becomes one when it has everything.
 
 use antelog_protocol::ReplicaId;
-use antelog_protocol::ledger::Ledger;
+use antelog_protocol::ledger::{Ledger, Membership};
 use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::shard::ShardConfig;
 use antelog_protocol::wire::node::{Greeting, NodeMessage, Place};
@@ -106,6 +106,7 @@ impl<T: Transport> ReplicaAgent<T> {
         };
         peer.incarnation = greeting.incarnation;
         peer.standing = Standing::Starting(place);
+        peer.forget_drained();
         peer.say(NodeMessage::Start(place));
         for (client, next_seq, last_lsn) in leader.shard.sessions() {
             peer.say(NodeMessage::Session { client, next_seq, last_lsn });
@@ -143,7 +144,7 @@ impl<T: Transport> ReplicaAgent<T> {
         if peer.standing != Standing::Starting(place) {
             return;
         }
-        peer.restart(place.at_bytes);
+        peer.mirror.restart(place.at_bytes);
         peer.standing = Standing::Joining;
         leader.shard.restart_replica(peer.number, place.lsn);
         let id = peer.id();
@@ -303,6 +304,7 @@ impl<T: Transport> ReplicaAgent<T> {
         let members = follower.ledger.membership(self.shard);
         let peer = &mut self.peers[at];
         if peer.replica().is_some_and(|replica| members.is_some_and(|m| m.holds(replica))) {
+            peer.forget_drained();
             peer.say(NodeMessage::Fence(end));
         }
     }
@@ -324,7 +326,7 @@ impl<T: Transport> ReplicaAgent<T> {
         for peer in &mut self.peers {
             match peer.standing {
                 Standing::Starting(place) if others & peer.bit() != 0 => {
-                    peer.restart(place.at_bytes);
+                    peer.mirror.restart(place.at_bytes);
                     peer.standing = Standing::Member;
                     leader.shard.restart_replica(peer.number, place.lsn);
                 }
@@ -402,12 +404,16 @@ impl<T: Transport> ReplicaAgent<T> {
         let (shard, own) = (self.shard, self.own);
         let leads =
             ledger.membership(shard).is_some_and(|m| m.holds(own) && m.primary == own.number && m.epoch == self.epoch);
+        // Who follows a later primary already holds that one's log.
+        let epoch = self.epoch;
+        let is_past = |m: &Membership| epoch < m.epoch || m.has_failed() && epoch == m.epoch;
+        let is_past = ledger.membership(shard).is_some_and(is_past);
         match &mut self.life {
             Some(Life::Leading(leader)) if leads => leader.follow_anew(now_ns, ledger, &mut self.gate.answers),
             _ => {
                 self.step_down(now_ns);
                 if let Some(follower) = self.follower() {
-                    follower.follow_anew(ledger);
+                    follower.follow_anew(ledger, is_past);
                 }
             }
         }

@@ -141,13 +141,14 @@ impl Follower {
         self.no_ops_until = if cut.is_some() { committed } else { Lsn(0) };
     }
 
-    /// A ledger made from a snapshot takes the place of this one's. If the shard was lost meanwhile, what is void is given back.
-    pub(super) fn follow_anew(&mut self, ledger: Ledger) {
+    /// A ledger made from a snapshot takes the place of this one's. If the shard was lost meanwhile, what is void is given back
+    /// of a log from before.
+    pub(super) fn follow_anew(&mut self, ledger: Ledger, is_past: bool) {
         let known = std::mem::replace(&mut self.ledger, ledger);
         let shard = self.log.shard();
         let lost = self.ledger.failed().find(|f| f.shard == shard && f.view > known.view()).map(|failed| failed.lsn);
         self.ledger.continue_from(known);
-        if let Some(lsn) = lost {
+        if let Some(lsn) = lost.filter(|_| is_past) {
             self.keep_below(lsn);
         }
     }

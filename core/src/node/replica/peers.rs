@@ -113,10 +113,10 @@ impl Peer {
         }
     }
 
-    /// It follows from `at` on: what the words of this pair said before is void.
-    pub(super) fn restart(&mut self, at: u64) {
-        self.mirror.control().store_u64(DRAINED_AT, self.mirror.drained().min(at));
-        self.mirror.restart(at);
+    /// It is about to be told where its log goes on, or ends: what it said before of what may be overwritten was of another
+    /// log, or of an earlier life, and it says so again.
+    pub(super) fn forget_drained(&mut self) {
+        self.mirror.control().store_u64(DRAINED_AT, 0);
     }
 
     /// End of the log that it has written as primary.

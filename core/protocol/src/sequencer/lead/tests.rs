@@ -6,9 +6,12 @@ use alloc::vec::Vec;
 use super::*;
 use crate::ledger::Applied;
 use crate::sequencer::{MemberConfig, SequencerConfig};
+use crate::types::ReplicaId;
 use crate::types::{Beat, Lsn, Position, WindowMode};
 use crate::wire::node::{Report, Target};
-use crate::wire::order::{ORDER_ENTRY_BYTES_MAX, OrderEntry, encode_cut};
+use crate::wire::order::{
+    ORDER_ENTRY_BYTES_MAX, OrderEntry, ShardChangeHead, encode_cut, encode_shard_change, encode_view_change,
+};
 
 /// What a member wants done: proposals, targets with whether they close.
 #[derive(Default)]
@@ -132,6 +135,24 @@ impl Group {
         }
     }
 
+    /// A shard is lost as a whole.
+    fn lose(&mut self, shard: u16) {
+        let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+        let len = encode_view_change(&mut buffer, self.leader().ledger().view() + 1, ShardId(shard));
+        assert_eq!(self.apply(&buffer[..len]), Applied::ViewChanged);
+        self.commit();
+    }
+
+    /// A shard that was lost for the first time is back.
+    fn bring_back(&mut self, shard: u16) {
+        let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+        let (view, shard) = (self.leader().ledger().view(), ShardId(shard));
+        let head = ShardChangeHead { view, shard, change: 2, epoch: 2, primary: 0, since_failure: 0 };
+        let len = encode_shard_change(&mut buffer, head, &[ReplicaId { number: 0, incarnation: 7 }]);
+        assert_eq!(self.apply(&buffer[..len]), Applied::MembersChanged(shard));
+        self.commit();
+    }
+
     fn quotas(&self) -> Vec<(u16, u32, bool)> {
         self.leader().ledger().members().iter().map(|m| (m.shard.0, m.quota, m.open)).collect()
     }
@@ -241,6 +262,38 @@ fn somebody_takes_slots_when_the_last_member_leaves_while_others_are_grounded() 
     }
     group.commit();
     assert!(group.quotas().iter().any(|(shard, _, open)| *shard == 1 && *open), "{:?}", group.quotas());
+}
+
+#[test]
+fn who_is_grounded_is_called_back_when_nobody_else_is_left() {
+    let mut group = Group::new();
+    group.run(1..6, 0, 0, 2);
+    for cut in 6..10 {
+        group.now_ns += 5000;
+        group.report(0, at(0, cut), u64::from(cut) * 10);
+    }
+    let now_ns = group.now_ns;
+    group.members[0].on_time(now_ns, &mut group.world);
+    assert_eq!(group.leader().stats().grounded, 1);
+    group.report(1, at(0, 9), 90);
+    group.report(0, at(0, 9), 90);
+    group.lose(0);
+    assert_eq!(group.quotas().iter().filter(|(_, _, open)| *open).map(|q| q.0).collect::<Vec<_>>(), [1]);
+}
+
+#[test]
+fn a_shard_that_was_told_to_leave_while_it_was_lost_does_not_take_part_when_it_is_back() {
+    for leaves in [false, true] {
+        let mut group = Group::new();
+        group.run(1..4, 0, 0, 2);
+        group.lose(1);
+        if leaves {
+            group.change(Change::Leave(ShardId(1)));
+        }
+        group.commit();
+        group.bring_back(1);
+        assert_eq!(group.leader().ledger().open(ShardId(1)), Some(!leaves));
+    }
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn requests_come_back_and_shorter_ones_are_refused() {
     let changes = CHANGES.map(|change| Request::Change { token: 8, change });
     let others = [
         Request::Append { shard, attempt: 3, view: 4, seq: 9, record: b"" },
-        Request::Subscribe { stream: 1, shard, from: Position(u64::MAX), credit_bytes: 5 },
+        Request::Subscribe { stream: 1, shard, from: Position(u64::MAX), credit_bytes: 5, view: 6 },
         Request::Unsubscribe { stream: 2 },
         Request::Consumed { stream: 3, bytes: 4 },
         Request::Follow,
