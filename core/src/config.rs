@@ -424,6 +424,11 @@ impl Config {
                 }
                 _ => {}
             }
+            if self.cluster.durability == Durability::Flushed && self.data_dir(node).is_none() {
+                return Err(wrong(format!(
+                    "cluster.durability = \"flushed\" needs a disk, and node {id} has no data_dir: set launch.data_dir"
+                )));
+            }
             for (key, address) in [("listen", &node.listen), ("clients", &node.clients)] {
                 if let Some(address) = address {
                     check_address(address).map_err(|e| wrong(format!("node {id}: {key}: {e}")))?;

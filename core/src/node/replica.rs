@@ -7,10 +7,12 @@
 //! * `leader` — a primary's work in a cycle;
 //! * `follower` — a backup's: what it checks and keeps;
 //! * `change` — how one becomes the other: promotion, fence, joining;
+//! * `disk` — the log on disk, if there is one;
 //! * `peers` — the other replicas and what is said to them;
 //! * `order` — the order stream, snapshots of it, and questions to who leads the sequencers.
 
 mod change;
+pub(crate) mod disk;
 mod follower;
 mod leader;
 mod order;
@@ -26,6 +28,8 @@ use antelog_protocol::shard::ShardConfig;
 use antelog_protocol::wire::node::{NODE_MESSAGE_BYTES_MAX, NodeMessage, Place, Report};
 use antelog_protocol::{ReplicaId, ShardId};
 
+pub use self::disk::{DiskOptions, DiskParts, Opened, open as open_disk};
+use self::disk::{OwnDisk, Past};
 use self::follower::Follower;
 use self::leader::{Leader, LeaderCounters};
 use self::order::Questions;
@@ -55,8 +59,10 @@ pub struct ReplicaParts<L> {
     pub report_delay_ns: u64,
     /// How the log is kept.
     pub options: LogOptions,
-    /// The log: empty.
+    /// The log: empty, or what the disk had of it.
     pub log: Verifier,
+    /// The log on disk. `None`: it is in memory only.
+    pub disk: Option<DiskParts>,
     /// The gate.
     pub gate: GatePort,
     /// Connections come from here.
@@ -97,10 +103,16 @@ pub struct ReplicaAgent<T: Transport> {
     peers: Vec<Peer>,
     /// The highest epoch that this replica has obeyed.
     epoch: u32,
+    /// The log is a copy of what the primary of this epoch wrote, as far as it goes: what is bound in a later one may be
+    /// something else.
+    log_epoch: u32,
+    /// The log on disk.
+    disk: Option<OwnDisk>,
     /// Whose writes are the log's.
     primary: Option<u16>,
-    /// Where the primary was told that the log may be overwritten up to.
+    /// Before this place of the log was what the primary was told that it may overwrite, and up to which offset.
     told: Place,
+    told_at: u64,
     /// It may not have heard.
     tell_again: bool,
     /// Furthest that the log ever reached in this life of the region, in absolute bytes.
@@ -137,7 +149,7 @@ impl<T: Transport> ReplicaAgent<T> {
     /// # Errors
     /// When the kernel has no memory for the control regions.
     pub fn new(parts: ReplicaParts<T::Link>, source: RegionKey, transport: T) -> std::io::Result<ReplicaAgent<T>> {
-        let ReplicaParts { config, replicas, options, log, .. } = parts;
+        let ReplicaParts { config, replicas, options, log, disk, .. } = parts;
         let (shard, own) = (config.shard, config.replica);
         let region = log.region().clone();
         let peers = peers::peers(own.number, replicas, source, region.len())?;
@@ -152,17 +164,28 @@ impl<T: Transport> ReplicaAgent<T> {
             demotions: parts.counters.register("demotions"),
             joins: parts.counters.register("joins"),
         };
+        let name = replica_name(shard, own.number);
+        let (disk, past) = match disk {
+            Some(parts) => {
+                let (disk, past) = OwnDisk::new(&name, parts);
+                (Some(disk), past)
+            }
+            None => (None, Past::new(&config)),
+        };
         Ok(ReplicaAgent {
-            name: replica_name(shard, own.number),
+            name,
             shard,
             own,
             options,
             transport,
             region,
             told: log.place(),
+            told_at: log.at(),
             tell_again: false,
             reached: log.at(),
-            life: Some(Life::Following(Box::new(Follower::new(&config, ledger, log)))),
+            log_epoch: disk.as_ref().map_or(0, OwnDisk::epoch),
+            disk,
+            life: Some(Life::Following(Box::new(Follower::new(&config, ledger, log, past)))),
             config,
             peers,
             epoch: 0,
@@ -310,6 +333,17 @@ impl<T: Transport> ReplicaAgent<T> {
         }
     }
 
+    /// Writes behind what the log has.
+    fn write_behind(&mut self, now_ns: u64) -> usize {
+        let Some(disk) = &mut self.disk else { return 0 };
+        let end = match &self.life {
+            Some(Life::Leading(leader)) => leader.log.place(),
+            Some(Life::Following(follower) | Life::Fencing(follower, _)) => follower.log.place(),
+            None => return 0,
+        };
+        disk.write_behind(now_ns, end)
+    }
+
     /// Sends the report again as soon as may be: something in it changed that somebody waits for.
     fn report_now(&mut self, now_ns: u64) {
         match &mut self.life {
@@ -367,19 +401,21 @@ impl<T: Transport> ReplicaAgent<T> {
         let primary = self.peers.iter().find(|p| Some(p.number) == self.primary);
         let end = primary.map_or(0, Peer::end);
         let mut work = follower.verify(&self.name, end);
-        work += follower.learn();
+        if follower.is_true(self.log_epoch) {
+            work += follower.learn();
+        }
         self.reached = self.reached.max(follower.log.at());
         let (bound, applied) = (follower.bound(), follower.ledger.applied_index());
         self.counters.verified.set(follower.log.lsn().0);
         // Told often enough that the primary never waits, and no more often: each time is a message.
-        let untold = bound.at_bytes.saturating_sub(self.told.at_bytes);
+        let drained = self.disk.as_ref().map_or(bound.at_bytes, |disk| bound.at_bytes.min(disk.store.released()));
+        let untold = drained.saturating_sub(self.told_at);
         if let Some(peer) = primary.filter(|p| p.greeting.is_some())
-            && (untold >= self.region.len() as u64 / 16 || (self.tell_again && bound.at_bytes > 0))
+            && (untold >= self.region.len() as u64 / 16 || (self.tell_again && drained > 0))
         {
             let remote = RemoteOffset { region: crate::channel::mirror::CONTROL_REGION, offset: DRAINED_AT };
-            let word = bound.at_bytes.to_le_bytes();
-            if self.transport.write_inline(peer.id(), &word, remote, Some(0)).is_ok() {
-                (self.told, self.tell_again) = (bound, false);
+            if self.transport.write_inline(peer.id(), &drained.to_le_bytes(), remote, Some(0)).is_ok() {
+                (self.told, self.told_at, self.tell_again) = (bound, drained, false);
             }
         }
         if now_ns >= self.report_at_ns || applied - self.report.applied_index >= ORDER_CREDIT / 2 {
@@ -421,7 +457,8 @@ impl<T: Transport> Agent for ReplicaAgent<T> {
         self.send_reports(now_ns);
         self.send_questions();
         self.transport.flush();
-        work + followed
+        // What leaves to other replicas does not wait for the disk.
+        work + followed + self.write_behind(now_ns)
     }
 
     fn deadline_ns(&self) -> Option<u64> {
@@ -431,14 +468,25 @@ impl<T: Transport> Agent for ReplicaAgent<T> {
             Some(Life::Leading(leader)) => Some(leader.shard.deadline_ns()),
             _ => connected.then_some(self.report_at_ns),
         };
-        own_ns.into_iter().chain(held_ns).min()
+        let disk_ns = self.disk.as_ref().and_then(|disk| disk.store.deadline_ns());
+        own_ns.into_iter().chain(held_ns).chain(disk_ns).min()
+    }
+
+    fn stop(&mut self, _now_ns: u64) {
+        self.end_log();
     }
 
     fn wait_fds(&self, fds: &mut Vec<RawFd>) {
         self.transport.wait_fds(fds);
+        if let Some(disk) = &self.disk {
+            disk.store.wait_fds(fds);
+        }
     }
 
     fn prepare_wait(&mut self) -> bool {
-        self.transport.prepare_wait() || self.mailbox.waits() || self.requests_wait()
+        self.transport.prepare_wait()
+            || self.mailbox.waits()
+            || self.requests_wait()
+            || self.disk.as_mut().is_some_and(|disk| disk.store.prepare_wait())
     }
 }

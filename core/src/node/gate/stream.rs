@@ -6,9 +6,11 @@ use antelog_protocol::wire::entry::EntryHeader;
 use antelog_protocol::wire::session::{Reply, SESSION_HEAD_BYTES_MAX, stream_bytes};
 use antelog_protocol::{Lsn, Position, ShardId};
 
+use super::old::{Old, OldCursor};
 use crate::channel::Ring;
 use crate::log::{Cursor, Item, Overrun};
 use crate::node::bus::ShardPort;
+use crate::storage::ReadError;
 use crate::transport::Full;
 
 /// Messages one stream may take of a cycle, so that a reader of old records does not hold up the tail of others.
@@ -24,6 +26,8 @@ pub(super) struct Stream {
     /// Unknown until windows up to `next` are known; in the log of the primary of this epoch.
     cursor: Option<Cursor>,
     epoch: Option<u32>,
+    /// Where it is in entries that have left memory.
+    old: OldCursor,
     /// The newest failure of the shard that the cursor takes into account: its view.
     failure: u32,
     credit_bytes: u64,
@@ -53,6 +57,8 @@ pub(super) enum Delivery {
     Trimmed { head: Position },
     /// A record was overwritten while it was being copied.
     Overrun,
+    /// The next slot is on disk and cannot be read.
+    Failed(ReadError),
 }
 
 /// What a call delivered.
@@ -65,7 +71,8 @@ pub(super) struct Delivered {
 impl Stream {
     pub(super) fn new((id, shard): (u32, ShardId), from: Position, credit_bytes: u64, ledger: &Ledger) -> Stream {
         let failure = ledger.last_failure(shard).map_or(0, |f| f.view);
-        Stream { id, shard, next: from, cursor: None, epoch: None, failure, credit_bytes, consumed: 0, sent: 0 }
+        let (next, cursor, epoch, old) = (from, None, None, OldCursor::default());
+        Stream { id, shard, next, cursor, epoch, old, failure, credit_bytes, consumed: 0, sent: 0 }
     }
 
     /// Another primary's log has its own places; after a failure the shard goes on where it was bound.
@@ -74,9 +81,11 @@ impl Stream {
         for failed in ledger.failed().filter(|f| f.shard == self.shard && f.view > known) {
             self.next = self.next.min(failed.from);
             (self.failure, self.cursor) = (failed.view, None);
+            self.old = OldCursor::default();
         }
         if self.epoch != epoch {
             (self.epoch, self.cursor) = (epoch, None);
+            self.old = OldCursor::default();
         }
     }
 
@@ -97,8 +106,8 @@ impl Stream {
 pub(super) fn log_head(port: &ShardPort, ledger: &Ledger) -> Position {
     let first = loop {
         // An error means that the head moved just now.
-        if let Ok(first) = port.log.first() {
-            break first.lsn;
+        if let Ok(first) = first_kept(port) {
+            break first;
         }
     };
     match ledger.position(port.shard, first) {
@@ -109,15 +118,21 @@ pub(super) fn log_head(port: &ShardPort, ledger: &Ledger) -> Position {
     }
 }
 
+/// The first slot that a port's log keeps, in memory or on disk.
+fn first_kept(port: &ShardPort) -> Result<Lsn, Overrun> {
+    let in_memory = port.log.first()?.lsn;
+    Ok(port.old.as_ref().map_or(in_memory, |old| in_memory.min(old.borrow().first())))
+}
+
 /// Slots below this one were bound and are in no log: their shard was lost and has returned without them. What was dropped
 /// because it is old is not counted.
 pub(super) fn missing_below(port: &ShardPort, ledger: &Ledger) -> Lsn {
     if ledger.last_failure(port.shard).is_none() {
         return Lsn(0);
     }
-    let Ok(first) = port.log.first() else { return Lsn(0) };
-    let begins = ledger.failed().any(|f| f.shard == port.shard && f.lsn == first.lsn);
-    if begins { first.lsn } else { Lsn(0) }
+    let Ok(first) = first_kept(port) else { return Lsn(0) };
+    let begins = ledger.failed().any(|f| f.shard == port.shard && f.lsn == first);
+    if begins { first } else { Lsn(0) }
 }
 
 /// Delivers what may be delivered.
@@ -167,18 +182,30 @@ pub(super) fn deliver(
             let count = run.min(missing_below.0 - cursor.lsn.0);
             stream.tell_missing((cursor.lsn, position), count, ledger, ring).map(|()| count)
         } else {
-            match item(port, &mut cursor) {
-                Ok(Item::Record { header, offset }) => {
+            let most = deliverable.0 - cursor.lsn.0;
+            match next_item(stream, port, &mut cursor) {
+                Next::Memory(Item::Record { header, offset }) => {
                     let told = record(stream, source, &cursor, position, (&header, offset), ledger, ring);
                     cursor.at += if told.is_ok() { header.span_bytes() as u64 } else { 0 };
                     delivered.records += u64::from(told.is_ok());
                     told.map(|()| 1)
                 }
-                Ok(Item::NoOps { count }) => {
-                    let most = count.min(deliverable.0 - cursor.lsn.0);
-                    no_ops(stream, (cursor.lsn, position), most, ledger, ring)
+                Next::Memory(Item::NoOps { count }) => {
+                    no_ops(stream, (cursor.lsn, position), count.min(most), ledger, ring)
                 }
-                Err(Overrun) => break trimmed(),
+                Next::Memory(Item::Lost { count }) => {
+                    let count = run.min(count).min(most);
+                    stream.tell_missing((cursor.lsn, position), count, ledger, ring).map(|()| count)
+                }
+                Next::Disk => match old_item(stream, port, (cursor.lsn, position), (most, run), ledger, ring) {
+                    Ok((passed, records)) => {
+                        delivered.records += records;
+                        Ok(passed)
+                    }
+                    Err(Delivery::Trimmed { .. }) => break trimmed(),
+                    Err(end) => Err(end),
+                },
+                Next::Gone => break trimmed(),
             }
         };
         match passed {
@@ -252,6 +279,19 @@ impl Stream {
         self.tell_empty(&reply, position.plus(count.into()), ring)
     }
 
+    /// Tells a record whose bytes are not in the region.
+    fn tell_record(&mut self, reply: &Reply<'_>, record: &[u8], ring: &mut Ring) -> Result<(), Delivery> {
+        let bytes = stream_bytes(record.len());
+        if !self.has_credit(bytes) {
+            return Err(Delivery::Caught);
+        }
+        let mut head = [0; SESSION_HEAD_BYTES_MAX];
+        let (len, _) = reply.encode(&mut head);
+        ring.push(&[&head[..len], record]).map_err(|Full| Delivery::RingFull)?;
+        self.sent += bytes;
+        Ok(())
+    }
+
     fn tell_empty(&mut self, reply: &Reply<'_>, next: Position, ring: &mut Ring) -> Result<(), Delivery> {
         if !self.has_credit(stream_bytes(0)) {
             return Err(Delivery::Caught);
@@ -272,6 +312,75 @@ fn position_run(ledger: &Ledger, shard: ShardId, lsn: Lsn) -> Option<(Position, 
         return Some((ledger.granted_end().plus(ahead), 1));
     }
     found
+}
+
+/// Where the next slot is.
+enum Next {
+    Memory(Item),
+    Disk,
+    Gone,
+}
+
+fn next_item(stream: &mut Stream, port: &ShardPort, cursor: &mut Cursor) -> Next {
+    // What was read from disk is used up first: memory is looked through again behind it.
+    if port.old.is_some() && stream.old.holds(cursor.lsn) {
+        return Next::Disk;
+    }
+    stream.old.forget();
+    match item(port, cursor) {
+        Ok(item) => Next::Memory(item),
+        Err(Overrun) if port.old.is_some() => Next::Disk,
+        Err(Overrun) => Next::Gone,
+    }
+}
+
+/// Delivers what is at a slot that has left memory: how many slots, and how many of them have records.
+fn old_item(
+    stream: &mut Stream,
+    port: &ShardPort,
+    (lsn, position): (Lsn, Position),
+    (most, run): (u64, u64),
+    ledger: &Ledger,
+    ring: &mut Ring,
+) -> Result<(u64, u64), Delivery> {
+    let Some(log) = &port.old else { return Err(Delivery::Caught) };
+    let mut old = std::mem::take(&mut stream.old);
+    let told = match old.next(&mut log.borrow_mut(), lsn) {
+        Old::Record(header, bytes) => {
+            let record = record_reply(stream, lsn, position, &header, ledger);
+            stream.tell_record(&record, bytes, ring).map(|()| (1, 1))
+        }
+        Old::NoOps(count) => no_ops(stream, (lsn, position), count.min(most), ledger, ring).map(|passed| (passed, 0)),
+        Old::Lost(count) => {
+            let count = run.min(count).min(most);
+            stream.tell_missing((lsn, position), count, ledger, ring).map(|()| (count, 0))
+        }
+        Old::Waits => Err(Delivery::Caught),
+        Old::Again => Err(Delivery::More),
+        Old::Trimmed => Err(Delivery::Trimmed { head: position }),
+        Old::Failed(error) => Err(Delivery::Failed(error)),
+    };
+    stream.old = old;
+    told
+}
+
+fn record_reply(
+    stream: &Stream,
+    lsn: Lsn,
+    position: Position,
+    header: &EntryHeader,
+    ledger: &Ledger,
+) -> Reply<'static> {
+    Reply::Deliver {
+        stream: stream.id,
+        lsn,
+        position,
+        view: ledger.view(),
+        speculative: position >= ledger.committed(),
+        client: header.client,
+        seq: header.seq,
+        record: &[],
+    }
 }
 
 /// What is at a cursor whose slot may be delivered.
@@ -299,16 +408,7 @@ fn record(
     if !stream.has_credit(bytes) {
         return Err(Delivery::Caught);
     }
-    let reply = Reply::Deliver {
-        stream: stream.id,
-        lsn: cursor.lsn,
-        position,
-        view: ledger.view(),
-        speculative: position >= ledger.committed(),
-        client: header.client,
-        seq: header.seq,
-        record: &[],
-    };
+    let reply = record_reply(stream, cursor.lsn, position, header, ledger);
     let mut head = [0; SESSION_HEAD_BYTES_MAX];
     let (len, _) = reply.encode(&mut head);
     let pushed = ring.push_from(&head[..len], port.log.region(), offset, header.length as usize);
@@ -341,7 +441,14 @@ fn find(stream: &Stream, port: &ShardPort, missing_below: Lsn, ledger: &Ledger) 
     }
     let Some(lsn) = ledger.first_lsn_at(port.shard, stream.next) else { return Ok(None) };
     // What is missing is nowhere in the log.
-    if lsn < missing_below { Ok(Some(Cursor { at: 0, lsn })) } else { port.log.seek(lsn).map(Some) }
+    if lsn < missing_below {
+        return Ok(Some(Cursor { at: 0, lsn }));
+    }
+    match port.log.seek(lsn) {
+        // It is on disk, or nowhere: that is found out where it is read.
+        Err(Overrun) if port.old.is_some() => Ok(Some(Cursor { at: 0, lsn })),
+        found => found.map(Some),
+    }
 }
 
 #[cfg(test)]
@@ -375,6 +482,7 @@ mod tests {
             progress: Arc::new(Progress::default()),
             requests,
             answers,
+            old: None,
         }
     }
 
@@ -460,7 +568,7 @@ mod tests {
         let mut ledger = granted(WindowMode::Fixed, 1, 64);
         apply(&mut ledger, |b| encode_cut(b, 0, CutPoint { window: 1, cut: 0, prefix: 0 }));
         let mut log = log(256 << 10);
-        log.set_limits(Lsn(64), u64::MAX);
+        log.set_limits(Lsn(64), u64::MAX, u64::MAX);
         // Entries of 1 KiB: the first block holds exactly the 64 slots that are bound.
         for seq in 0..250 {
             log.make_room(960).unwrap();

@@ -10,6 +10,7 @@ use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::shard::ShardConfig;
 use antelog_protocol::wire::node::{Greeting, NodeMessage, Place};
 
+use super::disk::Past;
 use super::follower::Follower;
 use super::leader::Leader;
 use super::peers::Standing;
@@ -122,11 +123,13 @@ impl<T: Transport> ReplicaAgent<T> {
             self.step_down(now_ns);
         }
         self.obey(place.epoch, at);
+        self.quiesce();
         let Some(Life::Following(follower)) = &mut self.life else { return };
         // An empty log may begin in any epoch; what follows has entries of their own.
-        follower.start(Place { epoch: 0, ..place });
+        let anew = follower.start(Place { epoch: 0, ..place });
+        self.conform_disk(place.epoch, anew);
         self.reached = place.at_bytes;
-        self.told = place;
+        (self.told, self.told_at) = (place, place.at_bytes);
         self.tell_again = true;
         self.peers[at].say(NodeMessage::Started(place));
     }
@@ -186,12 +189,64 @@ impl<T: Transport> ReplicaAgent<T> {
         if self.is_primary() {
             self.step_down(now_ns);
         }
+        self.quiesce();
         let Some(Life::Following(follower) | Life::Fencing(follower, _)) = &mut self.life else { return };
         self.reached = self.reached.max(follower.log.at());
         let place = follower.conform(Place { epoch: 0, ..end });
+        self.conform_disk(end.epoch, false);
         self.tell_again = true;
         self.peers[at].say(NodeMessage::Fenced(Place { epoch: end.epoch, ..place }));
         self.report_now(now_ns);
+    }
+
+    /// Nothing of the region is being written to disk: it may be changed.
+    fn quiesce(&mut self) {
+        if let Some(disk) = &mut self.disk {
+            disk.quiesce();
+        }
+    }
+
+    /// The log was made to conform to the primary of an epoch; the disk follows before that is answered.
+    fn conform_disk(&mut self, epoch: u32, anew: bool) {
+        self.log_epoch = epoch;
+        let own = self.own.incarnation;
+        let Some(end) = self.follower().map(|follower| follower.log.place()) else { return };
+        if let Some(disk) = &mut self.disk {
+            disk.conform(end, anew, epoch, own);
+        }
+    }
+
+    /// The log ends where it does now; the disk follows.
+    fn cut_disk(&mut self, anew: bool) {
+        let Some(end) = self.follower().map(|follower| follower.log.place()) else { return };
+        if let Some(disk) = &mut self.disk {
+            disk.cut(end, anew);
+        }
+    }
+
+    /// The replica ends in an orderly way. What others have placed here counts, and is kept.
+    pub(super) fn end_log(&mut self) {
+        if self.disk.is_none() {
+            return;
+        }
+        // Nothing lands any more.
+        for number in self.peers.iter().filter(|p| p.connected).map(|p| p.number).collect::<Vec<_>>() {
+            self.shut_out(Some(number));
+        }
+        let end = match &mut self.life {
+            Some(Life::Leading(leader)) => leader.log.place(),
+            Some(Life::Following(follower) | Life::Fencing(follower, _)) => {
+                follower.log.find_end();
+                follower.log.place()
+            }
+            None => return,
+        };
+        if let Some(disk) = &mut self.disk
+            && let Err(error) = disk.finish(end)
+        {
+            let text = format!("{error}: the newest records may not be on disk");
+            let _ = self.notices.send(crate::node::mailbox::Notice::Warning { agent: self.name.clone(), text });
+        }
     }
 
     fn on_fenced(&mut self, now_ns: u64, at: usize, place: Place) {
@@ -312,8 +367,13 @@ impl<T: Transport> ReplicaAgent<T> {
         let Some(Life::Fencing(follower, _)) = self.life.take() else { return };
         let config = ShardConfig { epoch: self.epoch, replica: self.own, ..self.config.clone() };
         let drained = self.overwritten(follower.log.head());
-        let (shard, log) = follower.take_over(config, self.options, drained);
-        let mut leader = Box::new(Leader::new(shard, log));
+        self.log_epoch = self.epoch;
+        if let Some(disk) = &mut self.disk {
+            disk.lead(self.epoch);
+        }
+        let has_gaps = follower.has_gaps();
+        let (shard, log) = follower.take_over(config, self.options, drained, self.disk.is_some());
+        let mut leader = Box::new(Leader::new(shard, log, has_gaps));
         for peer in &mut self.peers {
             match peer.standing {
                 Standing::Starting(place) if others & peer.bit() != 0 => {
@@ -358,12 +418,15 @@ impl<T: Transport> ReplicaAgent<T> {
             self.shut_out(Some(number));
         }
         self.peers.iter_mut().for_each(|p| p.standing = Standing::Stranger);
+        self.quiesce();
         let Leader { shard, log, .. } = *leader;
         let committed = shard.committed();
         self.reached = log.tail();
-        let log = log.give_up(committed);
-        self.told = log.place();
-        self.life = Some(Life::Following(Box::new(Follower::new(&self.config, shard.into_ledger(), log))));
+        let (log, anew) = log.give_up(committed);
+        (self.told, self.told_at) = (log.place(), log.at());
+        let past = Past::new(&self.config);
+        self.life = Some(Life::Following(Box::new(Follower::new(&self.config, shard.into_ledger(), log, past))));
+        self.cut_disk(anew);
         self.look_at_losses(now_ns);
     }
 
@@ -379,13 +442,15 @@ impl<T: Transport> ReplicaAgent<T> {
         self.step_down(now_ns);
         let last = self.primary.take();
         self.shut_out(last);
+        self.quiesce();
         self.life = match self.life.take() {
             Some(Life::Following(mut follower) | Life::Fencing(mut follower, _)) => {
-                follower.keep_what_is_bound();
+                follower.keep_what_is_bound(self.log_epoch);
                 Some(Life::Following(follower))
             }
             life => life,
         };
+        self.cut_disk(false);
         self.report_now(now_ns);
     }
 

@@ -17,6 +17,7 @@ use crate::log::LogWriter;
 use crate::node::bus::{self, ToShard};
 use crate::node::mailbox::Notice;
 use crate::node::sequencer::ORDER_CREDIT;
+use crate::storage::refill_margin;
 use crate::transport::{PeerId, Transport};
 
 /// Appends taken from the gate in one cycle, so that a burst cannot hold up the order stream.
@@ -32,6 +33,8 @@ pub(super) struct Leader {
     report: Option<Report>,
     /// A replica that follows and is to become a member: its placements count until a change of members says more.
     pub(super) joiner: Option<ReplicaId>,
+    /// Slots are missing in the log that were bound.
+    has_gaps: bool,
     /// The operator was told that the region is used up.
     exhausted: bool,
     /// Requests wait for acknowledgements or for entries to be confirmed.
@@ -103,8 +106,9 @@ impl ShardOut for Effects<'_> {
 }
 
 impl Leader {
-    pub(super) fn new(shard: Shard, log: LogWriter) -> Leader {
-        Leader { shard, log, report: None, joiner: None, exhausted: false, blocked: false, no_room: false }
+    pub(super) fn new(shard: Shard, log: LogWriter, has_gaps: bool) -> Leader {
+        let (report, joiner) = (None, None);
+        Leader { shard, log, report, joiner, has_gaps, exhausted: false, blocked: false, no_room: false }
     }
 
     /// The protocol's state machine, and the effects it may have, borrowed apart.
@@ -224,7 +228,10 @@ impl<T: Transport> ReplicaAgent<T> {
                 }
                 ToShard::Outcome { asker, token, client, seq } => {
                     let (outcome, next_seq) = match &self.life {
-                        Some(Life::Leading(leader)) => leader.outcome(client, seq),
+                        Some(Life::Leading(leader)) => {
+                            let on_disk = self.disk.as_ref().map(|disk| disk.store.first().lsn);
+                            leader.outcome(client, seq, on_disk)
+                        }
                         _ => (Outcome::NotHere, 0),
                     };
                     bus::tell(&mut self.gate.answers, &[&bus::outcome_is(asker, token, outcome, next_seq)]);
@@ -295,8 +302,14 @@ impl<T: Transport> ReplicaAgent<T> {
     /// follow from a place, because appends of the same cycle must not overwrite what it is to be given.
     pub(super) fn limit_log(&mut self) {
         let Some(Life::Leading(leader)) = &mut self.life else { return };
-        let drained = self.peers.iter().map(super::Peer::drained).min().unwrap_or(u64::MAX);
-        leader.log.set_limits(leader.shard.committed(), drained);
+        let mut drained = self.peers.iter().map(super::Peer::drained).min().unwrap_or(u64::MAX);
+        let mut written = u64::MAX;
+        if let Some(disk) = &self.disk {
+            // After a restart the region is not filled to the last byte again, and must reach back to what is bound.
+            drained = drained.min(disk.store.released()).saturating_sub(refill_margin(self.region.len() as u64));
+            written = disk.store.written();
+        }
+        leader.log.set_limits(leader.shard.committed(), drained, written);
     }
 
     pub(super) fn publish(&mut self) {
@@ -351,9 +364,9 @@ impl<T: Transport> ReplicaAgent<T> {
 impl Leader {
     /// What became of a session's append. Without the log from its first slot on, an unknown number may be one of those that
     /// are missing.
-    fn outcome(&self, client: ClientId, seq: u64) -> (Outcome, u64) {
-        let whole = self.log.first_place().is_some_and(|first| first.lsn == Lsn(0));
-        self.shard.outcome(client, seq, whole)
+    fn outcome(&self, client: ClientId, seq: u64, on_disk: Option<Lsn>) -> (Outcome, u64) {
+        let first = on_disk.or_else(|| self.log.first_place().map(|first| first.lsn));
+        self.shard.outcome(client, seq, first == Some(Lsn(0)) && !self.has_gaps)
     }
 }
 
