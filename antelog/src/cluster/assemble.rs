@@ -319,7 +319,7 @@ impl Assembler<'_> {
         let relays = self.ports.is_empty();
         let own = ReplicaId { number, incarnation: incarnation() };
         let config = self.shard_config(own, shard)?;
-        let opened = self.open_disk(node, &mut log, &config)?;
+        let opened = self.open_disk(node, &mut log, &config, replica_waker.clone())?;
         let (disk, old) = opened.map_or((None, None), |opened| (Some(opened.parts), Some(opened.old)));
         let old = old.map(|old| RefCell::new(OldLog::new(old)));
         let (log_reader, served) = (log.reader(), progress.clone());
@@ -378,7 +378,7 @@ impl Assembler<'_> {
             record_bytes_max: c.record_bytes_max as usize,
             unix_ms: (since.as_millis() as u64).saturating_sub(now_ns() / 1_000_000),
         };
-        let opened = open_disk(disk, log, config, &options, self.threads.waker(self.gate))?;
+        let opened = open_disk(disk, log, config, &options, waker, self.threads.waker(self.gate))?;
         for text in notice.iter().chain(&opened.notice) {
             let agent = replica_name(config.shard, config.replica.number);
             // Nobody listens yet; it is read when somebody does.

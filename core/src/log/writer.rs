@@ -135,6 +135,11 @@ impl LogWriter {
         self.tail
     }
 
+    /// First offset kept, in absolute bytes.
+    pub fn head(&self) -> u64 {
+        self.head
+    }
+
     /// The slot after the last entry.
     pub fn next_lsn(&self) -> Lsn {
         self.next_lsn

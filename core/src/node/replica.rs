@@ -7,10 +7,11 @@
 //! * `leader` — a primary's work in a cycle;
 //! * `follower` — a backup's: what it checks and keeps;
 //! * `change` — how one becomes the other: promotion, fence, joining;
-//! * `disk` — the log on disk, if there is one;
+//! * `disk` — the log on disk, if there is one; `catch_up` — how others are given what is only there;
 //! * `peers` — the other replicas and what is said to them;
 //! * `order` — the order stream, snapshots of it, and questions to who leads the sequencers.
 
+mod catch_up;
 mod change;
 pub(crate) mod disk;
 mod follower;
@@ -26,8 +27,9 @@ use antelog_protocol::ledger::Ledger;
 use antelog_protocol::limits::SEQUENCERS_MAX;
 use antelog_protocol::shard::ShardConfig;
 use antelog_protocol::wire::node::{NODE_MESSAGE_BYTES_MAX, NodeMessage, Place, Report};
-use antelog_protocol::{ReplicaId, ShardId};
+use antelog_protocol::{Lsn, ReplicaId, ShardId};
 
+use self::catch_up::CatchUp;
 pub use self::disk::{DiskOptions, DiskParts, Opened, open as open_disk};
 use self::disk::{OwnDisk, Past};
 use self::follower::Follower;
@@ -39,7 +41,7 @@ use super::agent::Agent;
 use super::bus::GatePort;
 use super::mailbox::{Admission, Mailbox, Notice};
 use super::sequencer::ORDER_CREDIT;
-use crate::channel::mirror::DRAINED_AT;
+use crate::channel::mirror::{CONTROL_REGION, DRAINED_AT, FLUSHED_AT};
 use crate::counters::{Counter, Counters};
 use crate::log::{LogOptions, Verifier};
 use crate::mem::Region;
@@ -108,6 +110,9 @@ pub struct ReplicaAgent<T: Transport> {
     log_epoch: u32,
     /// The log on disk.
     disk: Option<OwnDisk>,
+    catch_up: Option<CatchUp>,
+    /// The slot below which the primary was told that the log is flushed here. `None`: it is to be told again.
+    told_flushed: Option<Lsn>,
     /// Whose writes are the log's.
     primary: Option<u16>,
     /// Before this place of the log was what the primary was told that it may overwrite, and up to which offset.
@@ -148,7 +153,7 @@ impl<T: Transport> ReplicaAgent<T> {
     ///
     /// # Errors
     /// When the kernel has no memory for the control regions.
-    pub fn new(parts: ReplicaParts<T::Link>, source: RegionKey, transport: T) -> std::io::Result<ReplicaAgent<T>> {
+    pub fn new(parts: ReplicaParts<T::Link>, source: RegionKey, mut transport: T) -> std::io::Result<ReplicaAgent<T>> {
         let ReplicaParts { config, replicas, options, log, disk, .. } = parts;
         let (shard, own) = (config.shard, config.replica);
         let region = log.region().clone();
@@ -165,12 +170,14 @@ impl<T: Transport> ReplicaAgent<T> {
             joins: parts.counters.register("joins"),
         };
         let name = replica_name(shard, own.number);
-        let (disk, past) = match disk {
+        let (disk, past, catch_up) = match disk {
             Some(parts) => {
-                let (disk, past) = OwnDisk::new(&name, parts);
-                (Some(disk), past)
+                let (disk, past, old) = OwnDisk::new(&name, parts);
+                let staging = Region::new(catch_up::CHUNK_BYTES)?;
+                let key = transport.register(staging.clone());
+                (Some(disk), past, Some(CatchUp::new(old, staging, key)))
             }
-            None => (None, Past::new(&config)),
+            None => (None, Past::new(&config), None),
         };
         Ok(ReplicaAgent {
             name,
@@ -179,8 +186,10 @@ impl<T: Transport> ReplicaAgent<T> {
             options,
             transport,
             region,
-            told: log.place(),
-            told_at: log.at(),
+            told: log.first_place().unwrap_or(log.place()),
+            told_at: log.head(),
+            told_flushed: None,
+            catch_up,
             tell_again: false,
             reached: log.at(),
             log_epoch: disk.as_ref().map_or(0, OwnDisk::epoch),
@@ -254,8 +263,9 @@ impl<T: Transport> ReplicaAgent<T> {
             let greeting = self.greeting();
             self.peers[at].on_down();
             self.forget_answer(self.peers[at].bit());
+            self.forget_chunk(self.peers[at].number);
             self.peers[at].on_connected(greeting);
-            self.tell_again = true;
+            (self.tell_again, self.told_flushed) = (true, None);
             self.look_at_losses(now_ns);
         }
         1
@@ -313,10 +323,18 @@ impl<T: Transport> ReplicaAgent<T> {
         } else if let Some(at) = self.peers.iter().position(|p| p.id() == peer) {
             self.peers[at].on_down();
             self.forget_answer(self.peers[at].bit());
+            self.forget_chunk(self.peers[at].number);
             self.look_at_losses(now_ns);
         }
         // The control thread may be gone already when the node stops.
         let _ = self.notices.send(Notice::PeerDown { agent: self.name.clone(), peer, reason });
+    }
+
+    /// What is on its way from disk to this replica does not arrive.
+    fn forget_chunk(&mut self, number: u16) {
+        if let Some(catch_up) = &mut self.catch_up {
+            catch_up.forget(number);
+        }
     }
 
     /// Replicas without a connection, by their bits.
@@ -341,7 +359,27 @@ impl<T: Transport> ReplicaAgent<T> {
             Some(Life::Following(follower) | Life::Fencing(follower, _)) => follower.log.place(),
             None => return 0,
         };
-        disk.write_behind(now_ns, end)
+        let work = disk.write_behind(now_ns, end);
+        if disk.flushed {
+            self.tell_flushed(now_ns);
+        }
+        work
+    }
+
+    /// What is flushed here counts.
+    fn tell_flushed(&mut self, now_ns: u64) {
+        let Some(disk) = &self.disk else { return };
+        let flushed = disk.store.flushed().lsn;
+        if self.is_primary() {
+            return self.count_flushed(now_ns, flushed);
+        }
+        let primary = self.peers.iter().find(|p| Some(p.number) == self.primary && p.greeting.is_some());
+        if let Some(peer) = primary.filter(|_| self.told_flushed != Some(flushed)) {
+            let remote = RemoteOffset { region: CONTROL_REGION, offset: FLUSHED_AT };
+            if self.transport.write_inline(peer.id(), &flushed.0.to_le_bytes(), remote, Some(0)).is_ok() {
+                self.told_flushed = Some(flushed);
+            }
+        }
     }
 
     /// Sends the report again as soon as may be: something in it changed that somebody waits for.
@@ -351,6 +389,10 @@ impl<T: Transport> ReplicaAgent<T> {
             Some(Life::Following(follower) | Life::Fencing(follower, _)) => {
                 let m = follower.ledger.membership(self.shard);
                 self.counters.is_member.set(m.is_some_and(|m| m.holds(self.own)).into());
+                // An earlier life was the member, and all that it counted as durable is here.
+                let earlier = m.and_then(|m| m.member(self.own.number)).filter(|member| *member != self.own);
+                let kept = |member: &ReplicaId| self.disk.as_ref().is_some_and(|disk| disk.keeps(member.incarnation));
+                let succeeds = earlier.filter(kept).map_or(0, |member| member.incarnation);
                 self.report = Report {
                     shard: self.shard,
                     replica: self.own.number,
@@ -362,6 +404,7 @@ impl<T: Transport> ReplicaAgent<T> {
                     durable_lsn: follower.log.lsn(),
                     appended_lsn: follower.log.lsn(),
                     applied_index: follower.ledger.applied_index(),
+                    succeeds,
                     ..Report::default()
                 };
                 self.spread_report();
@@ -413,7 +456,7 @@ impl<T: Transport> ReplicaAgent<T> {
         if let Some(peer) = primary.filter(|p| p.greeting.is_some())
             && (untold >= self.region.len() as u64 / 16 || (self.tell_again && drained > 0))
         {
-            let remote = RemoteOffset { region: crate::channel::mirror::CONTROL_REGION, offset: DRAINED_AT };
+            let remote = RemoteOffset { region: CONTROL_REGION, offset: DRAINED_AT };
             if self.transport.write_inline(peer.id(), &drained.to_le_bytes(), remote, Some(0)).is_ok() {
                 (self.told, self.told_at, self.tell_again) = (bound, drained, false);
             }
@@ -421,6 +464,8 @@ impl<T: Transport> ReplicaAgent<T> {
         if now_ns >= self.report_at_ns || applied - self.report.applied_index >= ORDER_CREDIT / 2 {
             self.report_at_ns = now_ns + self.config.report_every_ns;
             self.report_now(now_ns);
+            // A new primary may have wiped the word out that it was told before it knew of this replica's answer.
+            self.told_flushed = None;
         }
         work
     }
@@ -456,6 +501,12 @@ impl<T: Transport> Agent for ReplicaAgent<T> {
         self.send_log(now_ns);
         self.send_reports(now_ns);
         self.send_questions();
+        if self.disk.as_ref().is_some_and(|disk| disk.flushed) {
+            // Others wait for what it has flushed.
+            work += self.write_behind(now_ns);
+            self.transport.flush();
+            return work + followed;
+        }
         self.transport.flush();
         // What leaves to other replicas does not wait for the disk.
         work + followed + self.write_behind(now_ns)
@@ -488,5 +539,6 @@ impl<T: Transport> Agent for ReplicaAgent<T> {
             || self.mailbox.waits()
             || self.requests_wait()
             || self.disk.as_mut().is_some_and(|disk| disk.store.prepare_wait())
+            || self.catch_up.as_mut().is_some_and(CatchUp::waits)
     }
 }

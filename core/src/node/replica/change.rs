@@ -4,11 +4,11 @@
 //! the same and conform; only when all have answered does it serve. Whoever is no member is given the log by the primary,
 //! from a place that both have or from where the primary's begins, and becomes one when it has everything.
 
-use antelog_protocol::ReplicaId;
 use antelog_protocol::ledger::Ledger;
 use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::shard::ShardConfig;
 use antelog_protocol::wire::node::{Greeting, NodeMessage, Place};
+use antelog_protocol::{Lsn, ReplicaId};
 
 use super::disk::Past;
 use super::follower::Follower;
@@ -16,6 +16,7 @@ use super::leader::Leader;
 use super::peers::Standing;
 use super::{Life, ReplicaAgent};
 use crate::log::Retention;
+use crate::node::agent::leave;
 use crate::transport::{DownReason, PeerId, Transport};
 
 /// Bytes beyond the end of a log that one write may have begun to overwrite.
@@ -100,13 +101,15 @@ impl<T: Transport> ReplicaAgent<T> {
         let place = if greeting.bound.at_bytes > 0 && leader.log.has_place(own) {
             own
         } else {
-            match leader.log.first_place() {
+            let on_disk = self.disk.as_ref().map(|disk| Place::from(disk.store.first()));
+            match on_disk.or_else(|| leader.log.first_place()) {
                 Some(first) => Place { epoch: self.epoch, ..first },
                 None => return,
             }
         };
         peer.incarnation = greeting.incarnation;
         peer.standing = Standing::Starting(place);
+        peer.from_disk = self.disk.is_some() && place.at_bytes < leader.log.head();
         peer.say(NodeMessage::Start(place));
         for (client, next_seq, last_lsn) in leader.shard.sessions() {
             peer.say(NodeMessage::Session { client, next_seq, last_lsn });
@@ -130,7 +133,7 @@ impl<T: Transport> ReplicaAgent<T> {
         self.conform_disk(place.epoch, anew);
         self.reached = place.at_bytes;
         (self.told, self.told_at) = (place, place.at_bytes);
-        self.tell_again = true;
+        (self.tell_again, self.told_flushed) = (true, None);
         self.peers[at].say(NodeMessage::Started(place));
     }
 
@@ -148,8 +151,12 @@ impl<T: Transport> ReplicaAgent<T> {
         }
         peer.restart(place.at_bytes);
         peer.standing = Standing::Joining;
-        leader.shard.restart_replica(peer.number, place.lsn);
+        // What counts is what it says that it has flushed, where that is asked for.
+        let counts = if self.disk.as_ref().is_some_and(|disk| disk.flushed) { Lsn(0) } else { place.lsn };
+        leader.shard.restart_replica(peer.number, counts);
         let id = peer.id();
+        let number = self.peers[at].number;
+        self.forget_chunk(number);
         self.count_joiner(now_ns, id);
     }
 
@@ -194,7 +201,7 @@ impl<T: Transport> ReplicaAgent<T> {
         self.reached = self.reached.max(follower.log.at());
         let place = follower.conform(Place { epoch: 0, ..end });
         self.conform_disk(end.epoch, false);
-        self.tell_again = true;
+        (self.tell_again, self.told_flushed) = (true, None);
         self.peers[at].say(NodeMessage::Fenced(Place { epoch: end.epoch, ..place }));
         self.report_now(now_ns);
     }
@@ -265,7 +272,14 @@ impl<T: Transport> ReplicaAgent<T> {
     pub(super) fn on_members_changed(&mut self, now_ns: u64) {
         let Some(m) = self.ledger().membership(self.shard) else { return };
         let (epoch, primary) = (m.epoch, m.primary);
-        let leads = m.holds(self.own) && primary == self.own.number;
+        let (leads, begins) = (m.holds(self.own) && primary == self.own.number, m.change == 1 && m.holds(self.own));
+        if begins && self.disk.is_some() && self.follower().is_some_and(|follower| follower.log.lsn() > Lsn(0)) {
+            leave(format!(
+                "{}: the log on disk is not empty, and the sequencers begin an order log without it: give them their \
+                 data_dir back, or empty this node's",
+                self.name
+            ));
+        }
         match &self.life {
             Some(Life::Leading(_)) if leads && epoch == self.epoch => self.keep_leading(now_ns),
             Some(Life::Leading(_)) => self.step_down(now_ns),
@@ -372,20 +386,30 @@ impl<T: Transport> ReplicaAgent<T> {
             disk.lead(self.epoch);
         }
         let has_gaps = follower.has_gaps();
+        if has_gaps && self.disk.is_some() {
+            let text = "bound records are in no log that is left: reading them says 'unavailable'".into();
+            let _ = self.notices.send(crate::node::mailbox::Notice::Warning { agent: self.name.clone(), text });
+        }
         let (shard, log) = follower.take_over(config, self.options, drained, self.disk.is_some());
         let mut leader = Box::new(Leader::new(shard, log, has_gaps));
+        let flushed = self.disk.as_ref().filter(|disk| disk.flushed).map(|disk| disk.store.flushed().lsn);
         for peer in &mut self.peers {
             match peer.standing {
                 Standing::Starting(place) if others & peer.bit() != 0 => {
                     peer.restart(place.at_bytes);
                     peer.standing = Standing::Member;
-                    leader.shard.restart_replica(peer.number, place.lsn);
+                    peer.from_disk = self.disk.is_some() && place.at_bytes < leader.log.head();
+                    leader.shard.restart_replica(peer.number, if flushed.is_some() { Lsn(0) } else { place.lsn });
                 }
                 // It answered and is a member no more.
                 _ => peer.standing = Standing::Stranger,
             }
         }
-        leader.begin(now_ns, others, &mut self.gate.answers);
+        if let Some(lsn) = flushed {
+            leader.shard.restart_replica(own, lsn);
+        }
+        let counted = others | if flushed.is_some() { 1 << own } else { 0 };
+        leader.begin(now_ns, counted, &mut self.gate.answers);
         self.life = Some(Life::Leading(leader));
         self.limit_log();
         self.counters.is_primary.set(1);
@@ -435,8 +459,9 @@ impl<T: Transport> ReplicaAgent<T> {
         if !self.ledger().has_failed(self.shard) {
             return;
         }
-        // Whoever is born anew hears of the past while it follows a later primary already.
-        if self.ledger().membership(self.shard).is_some_and(|m| m.epoch < self.epoch) {
+        // Whoever is born anew hears of the past while it follows a later primary already, or keeps a later one's log.
+        let known = self.epoch.max(self.log_epoch);
+        if self.ledger().membership(self.shard).is_some_and(|m| m.epoch < known) {
             return self.report_now(now_ns);
         }
         self.step_down(now_ns);

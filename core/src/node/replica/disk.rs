@@ -11,6 +11,7 @@ use antelog_protocol::shard::ShardConfig;
 use antelog_protocol::wire::entry::{EntryHeader, EntryKind, HEADER_BYTES};
 use antelog_protocol::wire::node::Place;
 
+use super::catch_up::CHUNK_BYTES;
 use crate::log::Verifier;
 use crate::node::Waker;
 use crate::node::agent::leave;
@@ -52,6 +53,7 @@ pub struct DiskParts {
     pub keep: Keep,
     pub(super) memory: Memory,
     pub(super) past: Past,
+    pub(super) old: Box<dyn OldEntries>,
 }
 
 /// What the directory remembers beside the log.
@@ -132,7 +134,7 @@ pub struct Opened {
 }
 
 /// Opens the log in a directory and takes it up: `log`, empty until now, holds the newest of it afterwards. Waits for the disk.
-/// `waker` wakes the thread of the gate that will read old entries.
+/// `waker` wakes the replica's thread, `gate_waker` that of the gate: both read old entries.
 ///
 /// # Errors
 /// One line: the directory is another's, or damaged, or cannot be used.
@@ -142,6 +144,7 @@ pub fn open<D: Disk + Send + 'static>(
     config: &ShardConfig,
     options: &DiskOptions,
     waker: Waker,
+    gate_waker: Waker,
 ) -> Result<Opened, String> {
     let region = log.region().clone();
     let own = config.replica;
@@ -181,11 +184,12 @@ pub fn open<D: Disk + Send + 'static>(
     let mut reader = store.reader(buffer_bytes).map_err(cannot)?;
     let past = scan(&mut reader, config, found.first, found.in_region.lsn).map_err(|why| format!("{place}: {why}"))?;
     let answers_bytes = (4 * buffer_bytes).next_power_of_two();
-    let name = format!("antelog-old-{}-{}", config.shard, own.number);
-    let old = OldEntriesThread::spawn(&name, reader, answers_bytes, waker).map_err(cannot)?;
+    let for_gate = OldEntriesThread::spawn("antelog-reader", reader, answers_bytes, gate_waker).map_err(cannot)?;
+    let reader = store.reader(2 * CHUNK_BYTES).map_err(cannot)?;
+    let old = OldEntriesThread::spawn("antelog-giver", reader, 4 * CHUNK_BYTES, waker).map_err(cannot)?;
     let (flushed, keep) = (options.flushed, options.keep);
-    let parts = DiskParts { store: Box::new(store), flushed, keep, memory, past };
-    Ok(Opened { parts, old: Box::new(old), notice })
+    let parts = DiskParts { store: Box::new(store), flushed, keep, memory, past, old: Box::new(old) };
+    Ok(Opened { parts, old: Box::new(for_gate), notice })
 }
 
 /// Goes through the entries between two places of a log on disk. Waits for the disk.
@@ -223,9 +227,9 @@ pub(super) struct OwnDisk {
 }
 
 impl OwnDisk {
-    pub(super) fn new(name: &str, parts: DiskParts) -> (OwnDisk, Past) {
-        let DiskParts { store, flushed, keep, memory, past } = parts;
-        (OwnDisk { name: name.into(), store, flushed, keep, memory }, past)
+    pub(super) fn new(name: &str, parts: DiskParts) -> (OwnDisk, Past, Box<dyn OldEntries>) {
+        let DiskParts { store, flushed, keep, memory, past, old } = parts;
+        (OwnDisk { name: name.into(), store, flushed, keep, memory }, past, old)
     }
 
     /// Whose log it is a copy of: see [`Memory::epoch`].

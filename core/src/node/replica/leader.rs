@@ -9,6 +9,7 @@ use antelog_protocol::wire::node::{Report, Target};
 use antelog_protocol::wire::order::{ORDER_ENTRY_BYTES_MAX, OrderEntry};
 use antelog_protocol::{ClientId, Lsn, Outcome, Position, Refusal, ReplicaId};
 
+use super::catch_up::CHUNK_TOKEN;
 use super::peers::Standing;
 use super::{Life, ReplicaAgent};
 use crate::channel::spsc::Producer;
@@ -18,7 +19,7 @@ use crate::node::bus::{self, ToShard};
 use crate::node::mailbox::Notice;
 use crate::node::sequencer::ORDER_CREDIT;
 use crate::storage::refill_margin;
-use crate::transport::{PeerId, Transport};
+use crate::transport::{DownReason, PeerId, Transport};
 
 /// Appends taken from the gate in one cycle, so that a burst cannot hold up the order stream.
 const REQUESTS_PER_CYCLE: usize = 128;
@@ -165,13 +166,54 @@ impl<T: Transport> ReplicaAgent<T> {
     }
 
     pub(super) fn on_placed(&mut self, now_ns: u64, peer: PeerId, token: u64) {
-        let Some(Life::Leading(leader)) = &mut self.life else { return };
+        if !self.is_primary() {
+            return;
+        }
         let Some(other) = self.peers.iter_mut().find(|p| p.id() == peer) else { return };
+        if token == CHUNK_TOKEN {
+            let number = other.number;
+            return self.on_chunk_placed(now_ns, number);
+        }
         let lsn = other.mirror.on_placed(token);
-        let (shard, mut effects) = leader.split(&[], &mut self.gate.answers);
-        shard.on_placed(now_ns, other.number, lsn, &mut effects);
+        self.on_log_placed(now_ns, peer, lsn);
+    }
+
+    /// Everything below `lsn` is placed on a replica.
+    pub(super) fn on_log_placed(&mut self, now_ns: u64, peer: PeerId, lsn: Lsn) {
+        let Some(Life::Leading(leader)) = &mut self.life else { return };
+        let Some(other) = self.peers.iter().find(|p| p.id() == peer) else { return };
+        if self.disk.as_ref().is_none_or(|disk| !disk.flushed) {
+            let (shard, mut effects) = leader.split(&[], &mut self.gate.answers);
+            shard.on_placed(now_ns, other.number, lsn, &mut effects);
+        }
         if other.standing == Standing::Joining && leader.joiner.is_none() {
             self.count_joiner(now_ns, peer);
+        }
+    }
+
+    /// Every member's flushed log counts, and nothing else: its own, and what the others say of theirs.
+    pub(super) fn count_flushed(&mut self, now_ns: u64, own: Lsn) {
+        let own_number = self.own.number;
+        let Some(Life::Leading(leader)) = &mut self.life else { return };
+        let counts = |p: &&super::Peer| matches!(p.standing, Standing::Member | Standing::Joining);
+        let others = self.peers.iter().filter(counts).map(|p| (p.number, p.mirror.flushed()));
+        let (mut impossible, mut joins) = (None, None);
+        for (number, lsn) in others.chain([(own_number, own)]) {
+            if lsn > leader.shard.appended() {
+                impossible = Some(number);
+            } else if lsn > leader.shard.placed(number) {
+                let (shard, mut effects) = leader.split(&[], &mut self.gate.answers);
+                shard.on_placed(now_ns, number, lsn, &mut effects);
+                joins = joins.or(Some(number));
+            }
+        }
+        if joins.is_some() && leader.joiner.is_none() {
+            let joining = self.peers.iter().find(|p| p.standing == Standing::Joining).map(super::Peer::id);
+            joining.into_iter().for_each(|id| self.count_joiner(now_ns, id));
+        }
+        if let Some(peer) = impossible.and_then(|number| self.peer(number)).map(|p| p.id()) {
+            // It has not the log that it is given.
+            self.cut_off(now_ns, peer, DownReason::Protocol);
         }
     }
 
@@ -290,11 +332,16 @@ impl<T: Transport> ReplicaAgent<T> {
             self.report = report;
             self.spread_report();
         }
+        self.catch_up();
         self.limit_log();
         let Some(Life::Leading(leader)) = &mut self.life else { return };
         let (tail, next_lsn) = (leader.log.tail(), leader.log.next_lsn());
         for peer in &mut self.peers {
-            peer.mirror.pump(&mut self.transport, tail, next_lsn);
+            if peer.from_disk {
+                peer.mirror.announce(&mut self.transport);
+            } else {
+                peer.mirror.pump(&mut self.transport, tail, next_lsn);
+            }
         }
     }
 
@@ -354,6 +401,9 @@ impl<T: Transport> ReplicaAgent<T> {
         let members = leader.shard.ledger().membership(self.config.shard).map_or(&[][..], |m| &m.members);
         let numbers = members.iter().map(|m| m.number).filter(|n| *n != own);
         let mut counted = numbers.fold(0, |bits: u8, n| bits | 1 << n);
+        if self.disk.as_ref().is_some_and(|disk| disk.flushed) {
+            counted |= 1 << own;
+        }
         if !planted(Mutant::CountASpareEarly) {
             counted |= leader.joiner.map_or(0, |j| 1 << j.number);
         }

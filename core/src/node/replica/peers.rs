@@ -7,7 +7,7 @@ use antelog_protocol::ReplicaId;
 use antelog_protocol::limits::{REPLICAS_MAX, SEQUENCERS_MAX};
 use antelog_protocol::wire::node::{Greeting, NODE_MESSAGE_BYTES_MAX, NodeMessage, Place};
 
-use crate::channel::mirror::{CONTROL_BYTES, DRAINED_AT, END_AT, Mirror};
+use crate::channel::mirror::{CONTROL_BYTES, DRAINED_AT, END_AT, FLUSHED_AT, Mirror};
 use crate::mem::Region;
 use crate::transport::{PeerId, RegionKey, Transport};
 
@@ -48,6 +48,8 @@ pub(super) struct Peer {
     pub(super) standing: Standing,
     /// The life that the standing is about.
     pub(super) incarnation: u64,
+    /// What it lacks has left memory: it is given the log from disk.
+    pub(super) from_disk: bool,
     /// Messages that have not left.
     outbox: VecDeque<NodeMessage<'static>>,
 }
@@ -108,6 +110,7 @@ impl Peer {
     pub(super) fn drained(&self) -> u64 {
         match self.standing {
             Standing::Stranger => u64::MAX,
+            _ if self.from_disk => u64::MAX,
             Standing::Starting(place) => place.at_bytes,
             Standing::Joining | Standing::Member => self.mirror.drained(),
         }
@@ -116,6 +119,8 @@ impl Peer {
     /// It follows from `at` on: what the words of this pair said before is void.
     pub(super) fn restart(&mut self, at: u64) {
         self.mirror.control().store_u64(DRAINED_AT, self.mirror.drained().min(at));
+        // What it has flushed since, it says again.
+        self.mirror.control().store_u64(FLUSHED_AT, 0);
         self.mirror.restart(at);
     }
 
@@ -142,6 +147,7 @@ pub(super) fn peers(own: u16, replicas: u16, source: RegionKey, region_bytes: us
             greeting: None,
             standing: Standing::Stranger,
             incarnation: 0,
+            from_disk: false,
             outbox: VecDeque::new(),
         })
     };
