@@ -365,7 +365,13 @@ impl Assembler<'_> {
     }
 
     /// Opens the log of a replica that keeps one on disk, and takes it up in `log`.
-    fn open_disk(&self, node: &NodeEntry, log: &mut Verifier, config: &ShardConfig) -> Result<Option<Opened>, String> {
+    fn open_disk(
+        &self,
+        node: &NodeEntry,
+        log: &mut Verifier,
+        config: &ShardConfig,
+        waker: Waker,
+    ) -> Result<Option<Opened>, String> {
         let Some(folder) = self.config.data_dir(node) else { return Ok(None) };
         let c = &self.config.cluster;
         let disk = UringDisk::open(&folder.join("log"), true)?;
@@ -374,7 +380,10 @@ impl Assembler<'_> {
         let options = DiskOptions {
             cluster: c.name.clone(),
             flushed: c.durability == Durability::Flushed,
-            keep: Keep::default(),
+            keep: Keep {
+                bytes: (c.keep_bytes > 0).then_some(c.keep_bytes),
+                age_ms: (c.keep_s > 0).then_some(c.keep_s * 1000),
+            },
             record_bytes_max: c.record_bytes_max as usize,
             unix_ms: (since.as_millis() as u64).saturating_sub(now_ns() / 1_000_000),
         };

@@ -29,6 +29,10 @@ pub const DRAINED_AT: usize = 8;
 /// slot below which it is. The newest word counts, on this connection and on the next of the same life.
 pub const FLUSHED_AT: usize = 16;
 
+/// In a control region, written by a backup whose disk is full: the offset up to which it has room, in absolute bytes. 0: as
+/// much as is wanted.
+pub const ROOM_AT: usize = 24;
+
 /// Largest single write, in bytes.
 const WRITE_BYTES_MAX: u64 = 256 << 10;
 /// Bytes placed that are worth a word to the backup while more is under way, at most; a sixteenth of a small region.
@@ -93,6 +97,14 @@ impl Mirror {
     /// The slot below which the backup has flushed its log.
     pub fn flushed(&self) -> Lsn {
         Lsn(self.control.load_u64(FLUSHED_AT))
+    }
+
+    /// Up to here the backup's disk has room, in absolute bytes, if it is full.
+    pub fn disk_room(&self) -> u64 {
+        match self.control.load_u64(ROOM_AT) {
+            0 => u64::MAX,
+            at => at,
+        }
     }
 
     /// End of what was handed to the transport, in absolute bytes.

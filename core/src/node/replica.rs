@@ -7,7 +7,7 @@
 //! * `leader` — a primary's work in a cycle;
 //! * `follower` — a backup's: what it checks and keeps;
 //! * `change` — how one becomes the other: promotion, fence, joining;
-//! * `disk` — the log on disk, if there is one; `catch_up` — how others are given what is only there;
+//! * `disk` — the log on disk, if there is one; `keep` — what a cycle does with it; `catch_up` — how others are given what is only there;
 //! * `peers` — the other replicas and what is said to them;
 //! * `order` — the order stream, snapshots of it, and questions to who leads the sequencers.
 
@@ -15,6 +15,7 @@ mod catch_up;
 mod change;
 pub(crate) mod disk;
 mod follower;
+mod keep;
 mod leader;
 mod order;
 mod peers;
@@ -41,7 +42,7 @@ use super::agent::Agent;
 use super::bus::GatePort;
 use super::mailbox::{Admission, Mailbox, Notice};
 use super::sequencer::ORDER_CREDIT;
-use crate::channel::mirror::{CONTROL_REGION, DRAINED_AT, FLUSHED_AT};
+use crate::channel::mirror::{CONTROL_REGION, DRAINED_AT};
 use crate::counters::{Counter, Counters};
 use crate::log::{LogOptions, Verifier};
 use crate::mem::Region;
@@ -113,6 +114,10 @@ pub struct ReplicaAgent<T: Transport> {
     catch_up: Option<CatchUp>,
     /// The slot below which the primary was told that the log is flushed here. `None`: it is to be told again.
     told_flushed: Option<Lsn>,
+    /// The operator was told that the disk is full.
+    disk_is_full: bool,
+    /// Up to which offset the disk has room, as the primary was told: 0 for as much as is wanted.
+    told_room: Option<u64>,
     /// Whose writes are the log's.
     primary: Option<u16>,
     /// Before this place of the log was what the primary was told that it may overwrite, and up to which offset.
@@ -173,7 +178,7 @@ impl<T: Transport> ReplicaAgent<T> {
         let (disk, past, catch_up) = match disk {
             Some(parts) => {
                 let (disk, past, old) = OwnDisk::new(&name, parts);
-                let staging = Region::new(catch_up::CHUNK_BYTES)?;
+                let staging = Region::new(catch_up::chunk_bytes(options.record_bytes_max))?;
                 let key = transport.register(staging.clone());
                 (Some(disk), past, Some(CatchUp::new(old, staging, key)))
             }
@@ -189,6 +194,8 @@ impl<T: Transport> ReplicaAgent<T> {
             told: log.first_place().unwrap_or(log.place()),
             told_at: log.head(),
             told_flushed: None,
+            told_room: None,
+            disk_is_full: false,
             catch_up,
             tell_again: false,
             reached: log.at(),
@@ -265,7 +272,7 @@ impl<T: Transport> ReplicaAgent<T> {
             self.forget_answer(self.peers[at].bit());
             self.forget_chunk(self.peers[at].number);
             self.peers[at].on_connected(greeting);
-            (self.tell_again, self.told_flushed) = (true, None);
+            (self.tell_again, self.told_flushed, self.told_room) = (true, None, None);
             self.look_at_losses(now_ns);
         }
         1
@@ -348,37 +355,6 @@ impl<T: Transport> ReplicaAgent<T> {
         if self.report.lost != lost || self.is_primary() {
             self.report.lost = lost;
             self.report_now(now_ns);
-        }
-    }
-
-    /// Writes behind what the log has.
-    fn write_behind(&mut self, now_ns: u64) -> usize {
-        let Some(disk) = &mut self.disk else { return 0 };
-        let end = match &self.life {
-            Some(Life::Leading(leader)) => leader.log.place(),
-            Some(Life::Following(follower) | Life::Fencing(follower, _)) => follower.log.place(),
-            None => return 0,
-        };
-        let work = disk.write_behind(now_ns, end);
-        if disk.flushed {
-            self.tell_flushed(now_ns);
-        }
-        work
-    }
-
-    /// What is flushed here counts.
-    fn tell_flushed(&mut self, now_ns: u64) {
-        let Some(disk) = &self.disk else { return };
-        let flushed = disk.store.flushed().lsn;
-        if self.is_primary() {
-            return self.count_flushed(now_ns, flushed);
-        }
-        let primary = self.peers.iter().find(|p| Some(p.number) == self.primary && p.greeting.is_some());
-        if let Some(peer) = primary.filter(|_| self.told_flushed != Some(flushed)) {
-            let remote = RemoteOffset { region: CONTROL_REGION, offset: FLUSHED_AT };
-            if self.transport.write_inline(peer.id(), &flushed.0.to_le_bytes(), remote, Some(0)).is_ok() {
-                self.told_flushed = Some(flushed);
-            }
         }
     }
 
@@ -465,7 +441,7 @@ impl<T: Transport> ReplicaAgent<T> {
             self.report_at_ns = now_ns + self.config.report_every_ns;
             self.report_now(now_ns);
             // A new primary may have wiped the word out that it was told before it knew of this replica's answer.
-            self.told_flushed = None;
+            (self.told_flushed, self.told_room) = (None, None);
         }
         work
     }

@@ -35,7 +35,7 @@ impl From<Mark> for Place {
 }
 
 /// Bytes an entry takes; a pad says what it skips.
-pub(super) fn entry_bytes(header: &EntryHeader) -> usize {
+pub fn entry_bytes(header: &EntryHeader) -> usize {
     match header.kind {
         EntryKind::Pad => HEADER_BYTES + header.length as usize,
         _ => header.span_bytes(),

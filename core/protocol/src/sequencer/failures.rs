@@ -188,14 +188,15 @@ impl Sequencer {
         if alive.is_empty() {
             return self.succeeding(now_ns, replicas, m);
         }
+        // Whoever was not heard yet may not be there, while somebody is who keeps everything on disk.
+        let heard = |a: &&ReplicaId| replicas[usize::from(a.number)].incarnation != 0;
         if !alive.iter().any(|a| a.number == m.primary) {
-            // Whoever was not heard yet may not be there, while somebody is who keeps what it has on disk.
-            let heard = |a: &&ReplicaId| replicas[usize::from(a.number)].incarnation != 0;
             let promoted = alive.iter().filter(heard).max_by_key(|a| longest(replicas, a))?.number;
             return Some(Decision::Members { epoch: m.epoch + 1, primary: promoted, members: alive });
         }
         if alive.len() < m.members.len() {
-            return Some(Decision::Members { epoch: m.epoch, primary: m.primary, members: alive });
+            let led = alive.iter().filter(heard).any(|a| a.number == m.primary);
+            return led.then_some(Decision::Members { epoch: m.epoch, primary: m.primary, members: alive });
         }
         let joiner = primary.joiner.filter(|_| primary.epoch == m.epoch && primary.change == m.change)?;
         let known = replicas.get(usize::from(joiner.number))?;

@@ -3,14 +3,17 @@
 
 use std::sync::Arc;
 
+use antelog_protocol::wire::entry::span_bytes;
+
+use super::disk::{entries, entry_bytes};
 use super::{Life, ReplicaAgent};
 use crate::channel::mirror::LOG_REGION;
 use crate::mem::Region;
-use crate::storage::{OldEntries, OldRead, ReadError, Request};
+use crate::storage::{BLOCK_BYTES, OldEntries, OldRead, ReadError, Request};
 use crate::transport::{LocalRange, RegionKey, RemoteOffset, Transport};
 
-/// Bytes of a chunk.
-pub(super) const CHUNK_BYTES: usize = 256 << 10;
+/// Bytes of a chunk, if entries are no longer than half of that.
+const CHUNK_BYTES_MIN: usize = 256 << 10;
 
 /// Token of the placement of a chunk: no slot has this number.
 pub(super) const CHUNK_TOKEN: u64 = u64::MAX;
@@ -43,11 +46,18 @@ pub(super) struct CatchUp {
     chunk: Option<Chunk>,
     /// Counts questions; an answer to an earlier one is of no use.
     asked: u64,
+    /// Up to here there is no whole entry more than was given: it needs not be tried again.
+    in_vain: u64,
+}
+
+/// Bytes of a chunk where records have at most so many.
+pub(super) fn chunk_bytes(record_bytes_max: usize) -> usize {
+    (2 * span_bytes(record_bytes_max)).max(CHUNK_BYTES_MIN).next_multiple_of(BLOCK_BYTES)
 }
 
 impl CatchUp {
     pub(super) fn new(old: Box<dyn OldEntries>, staging: Arc<Region>, key: RegionKey) -> CatchUp {
-        CatchUp { old, staging, key, chunk: None, asked: 0 }
+        CatchUp { old, staging, key, chunk: None, asked: 0, in_vain: 0 }
     }
 
     /// A replica's connection, or its part in the log, is another: nothing is on its way to it any more.
@@ -80,11 +90,18 @@ impl CatchUp {
 
     fn take_answer(&mut self, token: u64, read: OldRead) -> Option<ReadError> {
         let asked = self.asked;
-        let Chunk { state, .. } = self.chunk.as_mut().filter(|_| token == asked)?;
+        let Chunk { state, from, .. } = self.chunk.as_mut().filter(|_| token == asked)?;
         match read {
             Ok((_, bytes)) => {
-                self.staging.put(0, &bytes);
-                *state = State::Read(bytes.len());
+                // Whoever verifies it is told of whole entries only.
+                let ends = entries(&bytes).map(|(at, header)| at + entry_bytes(&header));
+                let whole = ends.take_while(|end| *end <= bytes.len()).last().unwrap_or(0);
+                self.staging.put(0, &bytes[..whole]);
+                *state = State::Read(whole);
+                if whole == 0 {
+                    self.in_vain = *from + bytes.len() as u64;
+                    self.chunk = None;
+                }
                 None
             }
             Err(error) => {
@@ -119,8 +136,8 @@ impl<T: Transport> ReplicaAgent<T> {
         {
             let from = peer.mirror.sent();
             let room = (peer.mirror.drained() + lap).min(disk.store.written()).min(from + lap - from % lap);
-            let to = room.min(from + CHUNK_BYTES as u64);
-            if to > from {
+            let to = room.min(from + catch_up.staging.len() as u64);
+            if to > from && to != catch_up.in_vain {
                 catch_up.ask(peer.number, from, to);
             }
         }

@@ -174,7 +174,7 @@ impl<T: Transport> ReplicaAgent<T> {
     }
 
     /// Nothing that this replica writes lands here any more.
-    fn shut_out(&mut self, number: Option<u16>) {
+    pub(super) fn shut_out(&mut self, number: Option<u16>) {
         let Some(peer) = number.and_then(|number| self.peer(number)).filter(|p| p.connected) else { return };
         let id = peer.id();
         peer.on_down();
@@ -204,56 +204,6 @@ impl<T: Transport> ReplicaAgent<T> {
         (self.tell_again, self.told_flushed) = (true, None);
         self.peers[at].say(NodeMessage::Fenced(Place { epoch: end.epoch, ..place }));
         self.report_now(now_ns);
-    }
-
-    /// Nothing of the region is being written to disk: it may be changed.
-    fn quiesce(&mut self) {
-        if let Some(disk) = &mut self.disk {
-            disk.quiesce();
-        }
-    }
-
-    /// The log was made to conform to the primary of an epoch; the disk follows before that is answered.
-    fn conform_disk(&mut self, epoch: u32, anew: bool) {
-        self.log_epoch = epoch;
-        let own = self.own.incarnation;
-        let Some(end) = self.follower().map(|follower| follower.log.place()) else { return };
-        if let Some(disk) = &mut self.disk {
-            disk.conform(end, anew, epoch, own);
-        }
-    }
-
-    /// The log ends where it does now; the disk follows.
-    fn cut_disk(&mut self, anew: bool) {
-        let Some(end) = self.follower().map(|follower| follower.log.place()) else { return };
-        if let Some(disk) = &mut self.disk {
-            disk.cut(end, anew);
-        }
-    }
-
-    /// The replica ends in an orderly way. What others have placed here counts, and is kept.
-    pub(super) fn end_log(&mut self) {
-        if self.disk.is_none() {
-            return;
-        }
-        // Nothing lands any more.
-        for number in self.peers.iter().filter(|p| p.connected).map(|p| p.number).collect::<Vec<_>>() {
-            self.shut_out(Some(number));
-        }
-        let end = match &mut self.life {
-            Some(Life::Leading(leader)) => leader.log.place(),
-            Some(Life::Following(follower) | Life::Fencing(follower, _)) => {
-                follower.log.find_end();
-                follower.log.place()
-            }
-            None => return,
-        };
-        if let Some(disk) = &mut self.disk
-            && let Err(error) = disk.finish(end)
-        {
-            let text = format!("{error}: the newest records may not be on disk");
-            let _ = self.notices.send(crate::node::mailbox::Notice::Warning { agent: self.name.clone(), text });
-        }
     }
 
     fn on_fenced(&mut self, now_ns: u64, at: usize, place: Place) {

@@ -5,25 +5,30 @@
 //! conform to) and which lives of the replica it keeps everything of that they ever counted as durable. See "A replica's
 //! disk" in DESIGN.md.
 
-use antelog_protocol::Lsn;
 use antelog_protocol::duplicates::Duplicates;
 use antelog_protocol::shard::ShardConfig;
 use antelog_protocol::wire::entry::{EntryHeader, EntryKind, HEADER_BYTES};
 use antelog_protocol::wire::node::Place;
+use antelog_protocol::{ClientId, Lsn};
 
-use super::catch_up::CHUNK_BYTES;
+use super::catch_up::chunk_bytes;
 use crate::log::Verifier;
 use crate::node::Waker;
 use crate::node::agent::leave;
+pub(super) use crate::storage::entry_bytes;
 use crate::storage::{
-    Damage, Disk, Keep, LogStore, Mark, OldEntries, OldEntriesThread, Owner, Reader, Request, Store, StoreConfig,
-    StoreError, Verify,
+    Condition, Damage, Disk, Keep, LogStore, Mark, OldEntries, OldEntriesThread, Owner, Reader, Request, Store,
+    StoreConfig, StoreError, Verify,
 };
 
 /// Segments are a quarter of the region, at most this many bytes.
 const SEGMENT_BYTES_MAX: u64 = 64 << 20;
 /// Lives that are remembered: as often may a replica start before the order log hears of it.
 const LIVES_MAX: usize = 64;
+/// Sessions that are remembered of what is dropped from disk; the newest count.
+const SESSIONS_MAX: usize = 1600;
+/// How often it is looked whether something may be dropped from disk, in nanoseconds.
+const DROP_EVERY_NS: u64 = 1_000_000_000;
 /// Bytes read at a time when an old log is gone through.
 const SCAN_BYTES: usize = 1 << 20;
 
@@ -63,6 +68,9 @@ pub(super) struct Memory {
     pub(super) epoch: u32,
     /// Lives of this replica of which everything is here that they counted as durable; the newest is the present one.
     pub(super) lives: Vec<u64>,
+    /// Sessions of records that are not on disk any more: next number and last slot, for a log that begins at this slot.
+    pub(super) sessions: Vec<(ClientId, u64, Lsn)>,
+    pub(super) sessions_from: Lsn,
 }
 
 /// What is known of the entries that are on disk and not in memory any more.
@@ -104,21 +112,41 @@ pub(crate) fn entries(bytes: &[u8]) -> impl Iterator<Item = (usize, EntryHeader)
     std::iter::from_fn(move || {
         let header = EntryHeader::decode(bytes.get(at..at + HEADER_BYTES)?.try_into().ok()?).ok()?;
         let found = (at, header);
-        at += if header.kind == EntryKind::Pad { HEADER_BYTES + header.length as usize } else { header.span_bytes() };
+        at += entry_bytes(&header);
         Some(found)
     })
 }
 
 impl Memory {
     fn encode(&self) -> Vec<u8> {
-        let words = [u64::from(self.epoch)].into_iter().chain(self.lives.iter().copied());
-        words.flat_map(u64::to_le_bytes).collect()
+        let head = [u64::from(self.epoch), self.sessions_from.0, self.lives.len() as u64];
+        let sessions = self
+            .sessions
+            .iter()
+            .flat_map(|(client, next_seq, last_lsn)| [client.0 as u64, (client.0 >> 64) as u64, *next_seq, last_lsn.0]);
+        head.into_iter().chain(self.lives.iter().copied()).chain(sessions).flat_map(u64::to_le_bytes).collect()
     }
 
     fn decode(note: &[u8]) -> Memory {
-        let mut words = note.chunks_exact(8).filter_map(|word| word.try_into().ok().map(u64::from_le_bytes));
-        let epoch = words.next().and_then(|epoch| u32::try_from(epoch).ok()).unwrap_or(0);
-        Memory { epoch, lives: words.collect() }
+        let words = note.chunks_exact(8).filter_map(|word| word.try_into().ok().map(u64::from_le_bytes));
+        let words: Vec<u64> = words.collect();
+        let [epoch, from, lives, rest @ ..] = &words[..] else { return Memory::default() };
+        let (lives, sessions) = rest.split_at(rest.len().min(*lives as usize));
+        let session =
+            |words: &[u64]| (ClientId(u128::from(words[0]) | u128::from(words[1]) << 64), words[2], Lsn(words[3]));
+        Memory {
+            epoch: u32::try_from(*epoch).unwrap_or(0),
+            lives: lives.to_vec(),
+            sessions: sessions.chunks_exact(4).map(session).collect(),
+            sessions_from: Lsn(*from),
+        }
+    }
+
+    /// Remembers the sessions that have written nothing since this slot.
+    fn note_sessions(&mut self, table: impl Iterator<Item = (ClientId, u64, Lsn)>, before: Lsn) {
+        self.sessions = table.filter(|(.., last_lsn)| *last_lsn < before).collect();
+        self.sessions.sort_unstable_by_key(|(.., last_lsn)| std::cmp::Reverse(*last_lsn));
+        self.sessions.truncate(SESSIONS_MAX);
     }
 }
 
@@ -182,19 +210,25 @@ pub fn open<D: Disk + Send + 'static>(
     let cannot = |error: std::io::Error| format!("{place}: cannot read old entries: {error}");
     let buffer_bytes = 2 * (options.record_bytes_max + 2 * HEADER_BYTES) + SCAN_BYTES;
     let mut reader = store.reader(buffer_bytes).map_err(cannot)?;
-    let past = scan(&mut reader, config, found.first, found.in_region.lsn).map_err(|why| format!("{place}: {why}"))?;
+    let mut past = Past::new(config);
+    for (client, next_seq, last_lsn) in memory.sessions.iter().rev() {
+        past.duplicates.restore(*client, *next_seq, *last_lsn);
+    }
+    let until = found.in_region.lsn;
+    scan(&mut reader, &mut past, found.first, until).map_err(|why| format!("{place}: {why}"))?;
     let answers_bytes = (4 * buffer_bytes).next_power_of_two();
     let for_gate = OldEntriesThread::spawn("antelog-reader", reader, answers_bytes, gate_waker).map_err(cannot)?;
-    let reader = store.reader(2 * CHUNK_BYTES).map_err(cannot)?;
-    let old = OldEntriesThread::spawn("antelog-giver", reader, 4 * CHUNK_BYTES, waker).map_err(cannot)?;
+    let chunk_bytes = chunk_bytes(options.record_bytes_max);
+    let reader = store.reader(2 * chunk_bytes).map_err(cannot)?;
+    let answers_bytes = (4 * chunk_bytes).next_power_of_two();
+    let old = OldEntriesThread::spawn("antelog-giver", reader, answers_bytes, waker).map_err(cannot)?;
     let (flushed, keep) = (options.flushed, options.keep);
     let parts = DiskParts { store: Box::new(store), flushed, keep, memory, past, old: Box::new(old) };
     Ok(Opened { parts, old: Box::new(for_gate), notice })
 }
 
 /// Goes through the entries between two places of a log on disk. Waits for the disk.
-fn scan<D: Disk>(reader: &mut Reader<D>, config: &ShardConfig, from: Mark, until: Lsn) -> Result<Past, String> {
-    let mut past = Past::new(config);
+fn scan<D: Disk>(reader: &mut Reader<D>, past: &mut Past, from: Mark, until: Lsn) -> Result<(), String> {
     let mut lsn = from.lsn;
     while lsn < until {
         reader.request(0, Request::Entries { lsn, bytes_max: SCAN_BYTES });
@@ -212,7 +246,7 @@ fn scan<D: Disk>(reader: &mut Reader<D>, config: &ShardConfig, from: Mark, until
             lsn = lsn.max(header.lsn.plus(header.count.into()));
         }
     }
-    Ok(past)
+    Ok(())
 }
 
 /// The disk of a replica at work.
@@ -223,13 +257,18 @@ pub(super) struct OwnDisk {
     pub(super) store: Box<dyn Store>,
     pub(super) flushed: bool,
     keep: Keep,
+    reserve_bytes: u64,
+    drop_at_ns: u64,
     memory: Memory,
 }
 
 impl OwnDisk {
     pub(super) fn new(name: &str, parts: DiskParts) -> (OwnDisk, Past, Box<dyn OldEntries>) {
         let DiskParts { store, flushed, keep, memory, past, old } = parts;
-        (OwnDisk { name: name.into(), store, flushed, keep, memory }, past, old)
+        // A record is at most half a segment.
+        let segment_bytes = store.identity().layout.segment_bytes;
+        let reserve_bytes = segment_bytes / 2 + segment_bytes / 16;
+        (OwnDisk { name: name.into(), store, flushed, keep, reserve_bytes, drop_at_ns: 0, memory }, past, old)
     }
 
     /// Whose log it is a copy of: see [`Memory::epoch`].
@@ -269,7 +308,10 @@ impl OwnDisk {
     /// The log ends at `end` now and goes on as a copy of what the primary of `epoch` writes: the disk follows before anybody is
     /// told. `anew`: nothing of what was is kept.
     pub(super) fn conform(&mut self, end: Place, anew: bool, epoch: u32, own: u64) {
-        self.memory = Memory { epoch, lives: vec![own] };
+        (self.memory.epoch, self.memory.lives) = (epoch, vec![own]);
+        if anew {
+            (self.memory.sessions, self.memory.sessions_from) = (Vec::new(), Lsn(0));
+        }
         self.remember();
         self.cut(end, anew);
     }
@@ -298,10 +340,41 @@ impl OwnDisk {
         self.done(result);
     }
 
-    /// Drops what the rules let go, of what lies below `allowed`.
-    pub(super) fn drop_old(&mut self, allowed: u64) {
-        let to = self.store.trim_by(&self.keep, allowed);
-        if to > self.store.first().at {
+    /// Up to which offset there is room for records on a full disk; 0 when it is not full. Some is left for no-ops.
+    pub(super) fn room(&self) -> u64 {
+        if self.store.condition() == Condition::Full {
+            let room_end = self.store.room_end();
+            (room_end - self.reserve_bytes.min(room_end)).max(1)
+        } else {
+            0
+        }
+    }
+
+    /// Whether to look for what may be dropped now.
+    pub(super) fn is_time_to_drop(&mut self, now_ns: u64) -> bool {
+        let due = now_ns >= self.drop_at_ns;
+        if due {
+            self.drop_at_ns = now_ns + DROP_EVERY_NS;
+        }
+        due
+    }
+
+    /// Drops what the rules let go, of what lies below `allowed`, a place up to which everything is bound. The sessions of
+    /// what is dropped are remembered first, and so are those of what was never here.
+    pub(super) fn drop_old(&mut self, allowed: Place, table: impl Iterator<Item = (ClientId, u64, Lsn)>) {
+        let first = self.store.first();
+        let to = self.store.trim_by(&self.keep, allowed.at_bytes);
+        if to <= first.at && first.lsn == self.memory.sessions_from {
+            return;
+        }
+        self.memory.note_sessions(table, allowed.lsn);
+        self.memory.sessions_from = first.lsn;
+        match self.store.save_now(&self.memory.encode()) {
+            // There will be room when something is dropped.
+            Err(StoreError::Full { .. }) => {}
+            result => self.done(result),
+        }
+        if to > first.at {
             self.store.trim(to);
         }
     }
@@ -319,11 +392,22 @@ impl OwnDisk {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::storage::NOTE_BYTES_MAX;
 
     #[test]
     fn what_a_directory_remembers_comes_back() {
-        let memory = Memory { epoch: 7, lives: vec![1, u64::MAX] };
+        let mut memory = Memory { epoch: 7, lives: vec![1, u64::MAX], sessions_from: Lsn(9), ..Memory::default() };
+        let table = (0..3u64).map(|n| (ClientId(u128::from(n) << 64 | 5), n + 1, Lsn(10 * n)));
+        memory.note_sessions(table, Lsn(20));
+        assert_eq!(
+            memory.sessions,
+            [(ClientId(1 << 64 | 5), 2, Lsn(10)), (ClientId(5), 1, Lsn(0))],
+            "the newest first"
+        );
         assert_eq!(Memory::decode(&memory.encode()), memory);
         assert_eq!(Memory::decode(&[]), Memory::default());
+        memory.lives = vec![0; LIVES_MAX];
+        memory.note_sessions((0..9999u64).map(|n| (ClientId(1), 1, Lsn(n))), Lsn(20_000));
+        assert!(memory.encode().len() <= NOTE_BYTES_MAX);
     }
 }

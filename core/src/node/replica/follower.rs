@@ -112,6 +112,11 @@ impl Follower {
         self.no_ops_until = Lsn(0);
     }
 
+    /// The sessions that are known.
+    pub(super) fn sessions(&self) -> impl Iterator<Item = (ClientId, u64, Lsn)> + '_ {
+        self.past.duplicates.sessions()
+    }
+
     /// A session of the primary's table.
     pub(super) fn session(&mut self, client: ClientId, next_seq: u64, last_lsn: Lsn) {
         self.past.duplicates.restore(client, next_seq, last_lsn);

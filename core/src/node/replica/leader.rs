@@ -34,6 +34,8 @@ pub(super) struct Leader {
     report: Option<Report>,
     /// A replica that follows and is to become a member: its placements count until a change of members says more.
     pub(super) joiner: Option<ReplicaId>,
+    /// Records have room on all members' disks up to this offset.
+    disk_room: u64,
     /// Slots are missing in the log that were bound.
     has_gaps: bool,
     /// The operator was told that the region is used up.
@@ -109,7 +111,17 @@ impl ShardOut for Effects<'_> {
 impl Leader {
     pub(super) fn new(shard: Shard, log: LogWriter, has_gaps: bool) -> Leader {
         let (report, joiner) = (None, None);
-        Leader { shard, log, report, joiner, has_gaps, exhausted: false, blocked: false, no_room: false }
+        Leader {
+            shard,
+            log,
+            report,
+            joiner,
+            disk_room: u64::MAX,
+            has_gaps,
+            exhausted: false,
+            blocked: false,
+            no_room: false,
+        }
     }
 
     /// The protocol's state machine, and the effects it may have, borrowed apart.
@@ -149,7 +161,7 @@ impl<T: Transport> ReplicaAgent<T> {
     /// Tells the protocol how much room fills have. A cycle writes far less than what separates the steps.
     pub(super) fn look_at_room(&mut self) {
         let Some(Life::Leading(leader)) = &mut self.life else { return };
-        let room = if leader.log.make_room(0).is_ok() {
+        let room = if leader.log.make_room(0).is_ok() && leader.log.tail() <= leader.disk_room {
             FillRoom::Plenty
         } else if leader.log.has_room_for_no_ops() {
             FillRoom::Few
@@ -352,6 +364,8 @@ impl<T: Transport> ReplicaAgent<T> {
         let mut drained = self.peers.iter().map(super::Peer::drained).min().unwrap_or(u64::MAX);
         let mut written = u64::MAX;
         if let Some(disk) = &self.disk {
+            let own = self.told_room.filter(|room| *room != 0).unwrap_or(u64::MAX);
+            leader.disk_room = self.peers.iter().map(super::Peer::disk_room).min().unwrap_or(u64::MAX).min(own);
             // After a restart the region is not filled to the last byte again, and must reach back to what is bound.
             drained = drained.min(disk.store.released()).saturating_sub(refill_margin(self.region.len() as u64));
             written = disk.store.written();
@@ -441,6 +455,9 @@ impl Leader {
             Append::Waiting => None,
             Append::Bound(position) => Some((bus::acknowledged(client, seq, position), false)),
             Append::Refused(refusal) => Some((bus::refused(client, connection, seq, refusal), true)),
+            Append::Accepted(_) if self.log.tail() > self.disk_room => {
+                Some((bus::refused(client, connection, seq, Refusal::DiskFull), true))
+            }
             Append::Accepted(lsn) => match self.log.make_room(record.len()) {
                 Ok(()) => {
                     let (shard, mut effects) = self.split(record, answers);

@@ -7,7 +7,7 @@ use antelog_protocol::ReplicaId;
 use antelog_protocol::limits::{REPLICAS_MAX, SEQUENCERS_MAX};
 use antelog_protocol::wire::node::{Greeting, NODE_MESSAGE_BYTES_MAX, NodeMessage, Place};
 
-use crate::channel::mirror::{CONTROL_BYTES, DRAINED_AT, END_AT, FLUSHED_AT, Mirror};
+use crate::channel::mirror::{CONTROL_BYTES, DRAINED_AT, END_AT, FLUSHED_AT, Mirror, ROOM_AT};
 use crate::mem::Region;
 use crate::transport::{PeerId, RegionKey, Transport};
 
@@ -116,11 +116,18 @@ impl Peer {
         }
     }
 
+    /// Up to here its disk has room for records, in absolute bytes.
+    pub(super) fn disk_room(&self) -> u64 {
+        let counts = matches!(self.standing, Standing::Joining | Standing::Member);
+        if counts { self.mirror.disk_room() } else { u64::MAX }
+    }
+
     /// It follows from `at` on: what the words of this pair said before is void.
     pub(super) fn restart(&mut self, at: u64) {
         self.mirror.control().store_u64(DRAINED_AT, self.mirror.drained().min(at));
         // What it has flushed since, it says again.
         self.mirror.control().store_u64(FLUSHED_AT, 0);
+        self.mirror.control().store_u64(ROOM_AT, 0);
         self.mirror.restart(at);
     }
 
