@@ -5,6 +5,7 @@
 //! ring or its stream's credit is used up, and delays nobody else.
 
 mod client;
+mod old;
 mod pace;
 mod read;
 mod stream;
@@ -20,6 +21,7 @@ use antelog_protocol::{ClientId, Lsn, ShardId};
 
 pub(crate) use self::client::reply_bytes_max;
 use self::client::{Answer, Client, Outcome};
+pub use self::old::OldLog;
 use super::agent::Agent;
 use super::bus::{self, ShardPort, ToGate};
 use super::mailbox::{Admission, Mailbox, Notice};
@@ -437,6 +439,11 @@ impl<T: Transport> GateAgent<T> {
         moved
     }
 
+    /// Takes in what disks have answered.
+    fn take_old(&mut self) -> usize {
+        self.common.ports.iter_mut().filter_map(|port| port.old.as_mut()).map(|old| old.get_mut().poll()).sum()
+    }
+
     fn serve_clients(&mut self) -> usize {
         let mut work = 0;
         (self.again, self.common.queue_full, self.common.paced_ns) = (false, None, None);
@@ -537,6 +544,7 @@ impl<T: Transport> Agent for GateAgent<T> {
         work += self.admit();
         work += self.take_answers();
         work += self.look_at_progress();
+        work += self.take_old();
         if work > 0 || self.again {
             work += self.serve_clients();
             self.look_whether_closed();
@@ -554,8 +562,9 @@ impl<T: Transport> Agent for GateAgent<T> {
     }
 
     fn prepare_wait(&mut self) -> bool {
+        let disk = self.common.ports.iter_mut().any(|p| p.old.as_mut().is_some_and(|old| old.get_mut().waits()));
         let seen = self.common.serving.iter().zip(&self.common.deliverable);
-        self.transport.prepare_wait()
+        disk || self.transport.prepare_wait()
             || self.mailbox.waits()
             || self.common.ports.iter().any(|p| !p.answers.is_empty())
             || self.common.queue_full.is_some_and(|(port, bytes)| self.common.ports[port].requests.room() >= bytes)

@@ -34,6 +34,8 @@ pub(super) struct ReplicaState {
     epoch: u32,
     durable: Lsn,
     joiner: Option<ReplicaId>,
+    /// The member that it was in an earlier life and keeps everything of; 0: none.
+    succeeds: u64,
 }
 
 /// What is to be written.
@@ -76,6 +78,7 @@ impl Sequencer {
         let is_new = state.incarnation != report.incarnation || !state.connected;
         let news = is_new
             || (state.lost, state.change, state.joiner) != (report.lost, report.change, report.joiner)
+            || state.succeeds != report.succeeds
             || state.durable > report.durable_lsn;
         if report.lost & !state.lost != 0 {
             state.lost_ns = now_ns;
@@ -90,6 +93,7 @@ impl Sequencer {
             epoch: report.epoch,
             durable: report.durable_lsn,
             joiner: report.joiner,
+            succeeds: report.succeeds,
         };
         self.look |= news;
     }
@@ -191,17 +195,22 @@ impl Sequencer {
         if alive.iter().any(stays) {
             alive.retain(stays);
         }
+        if alive.is_empty() {
+            return self.succeeding(now_ns, replicas, m);
+        }
+        // Whoever was not heard yet may not be there, while somebody is who keeps everything on disk.
+        let heard = |a: &&ReplicaId| replicas[usize::from(a.number)].incarnation != 0;
         let primary_lost = !alive.iter().any(|a| a.number == m.primary);
-        if alive.is_empty() || primary_lost && planted(Mutant::FailWithThePrimary) {
+        if primary_lost && planted(Mutant::FailWithThePrimary) {
             return Some(Decision::Fail);
         }
         if primary_lost {
-            let verified = |a: &&ReplicaId| (replicas[usize::from(a.number)].durable, core::cmp::Reverse(a.number));
-            let promoted = alive.iter().max_by_key(verified)?.number;
+            let promoted = alive.iter().filter(heard).max_by_key(|a| longest(replicas, a))?.number;
             return Some(Decision::Members { epoch: m.epoch + 1, primary: promoted, members: alive });
         }
         if alive.len() < m.members.len() {
-            return Some(Decision::Members { epoch: m.epoch, primary: m.primary, members: alive });
+            let led = alive.iter().filter(heard).any(|a| a.number == m.primary);
+            return led.then_some(Decision::Members { epoch: m.epoch, primary: m.primary, members: alive });
         }
         let joiner = primary.joiner.filter(|_| primary.epoch == m.epoch && primary.change == m.change)?;
         let known = replicas.get(usize::from(joiner.number))?;
@@ -215,6 +224,33 @@ impl Sequencer {
             members.sort_unstable();
         }
         Some(Decision::Members { epoch: m.epoch, primary: m.primary, members })
+    }
+
+    /// All members of a shard are lost. Those that were born again and keep everything on disk that counted as durable go on
+    /// with it, and nothing fails; otherwise the shard has.
+    fn succeeding(&self, now_ns: u64, replicas: &[ReplicaState], m: &Membership) -> Option<Decision> {
+        let state = |member: &ReplicaId| &replicas[usize::from(member.number)];
+        let is_here = |r: &ReplicaState| r.connected && r.incarnation != 0;
+        // Who has not heard yet who the members are cannot say that it was one.
+        let is_behind = |r: &ReplicaState| is_here(r) && r.change < m.change;
+        if m.members.iter().any(|member| is_behind(state(member))) {
+            return None;
+        }
+        let mut here = m.members.iter().filter(|member| is_here(state(member)));
+        let keeps = |member: &&ReplicaId| state(member).succeeds == member.incarnation;
+        if here.clone().next().is_none() || !here.any(|member| keeps(&member)) {
+            return Some(Decision::Fail);
+        }
+        // All have the time to come that would have made them suspected.
+        let waits = |r: &ReplicaState| !is_here(r) && r.heard_ns + self.config.suspect_ns > now_ns;
+        if m.members.iter().any(|member| waits(state(member))) {
+            return None;
+        }
+        let born = |member: &ReplicaId| ReplicaId { number: member.number, incarnation: state(member).incarnation };
+        let keeping = m.members.iter().filter(|member| is_here(state(member)) && keeps(member));
+        let members: Vec<ReplicaId> = keeping.map(born).collect();
+        let primary = members.iter().max_by_key(|member| longest(replicas, member))?.number;
+        Some(Decision::Members { epoch: m.epoch + 1, primary, members })
     }
 
     fn is_lost(&self, now_ns: u64, replicas: &[ReplicaState], m: &Membership, member: ReplicaId) -> bool {
@@ -311,6 +347,11 @@ impl Sequencer {
 /// Whether a replica says of itself that it is about to end.
 fn leaves(state: &ReplicaState, number: u16) -> bool {
     state.lost & 1 << number != 0
+}
+
+/// Who has verified most comes last; of several, the one with the smallest number.
+fn longest(replicas: &[ReplicaState], member: &ReplicaId) -> (Lsn, core::cmp::Reverse<u16>) {
+    (replicas[usize::from(member.number)].durable, core::cmp::Reverse(member.number))
 }
 
 /// A shard begins with all its replicas but the spares.
