@@ -7,6 +7,7 @@
 mod client;
 pub mod cluster;
 pub mod network;
+pub mod status;
 pub mod watch;
 
 pub use antelog_core::access::{Access, Secret};

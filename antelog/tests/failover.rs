@@ -144,3 +144,76 @@ fn a_primary_that_is_stopped_for_long_is_deposed_and_harms_nobody_when_it_goes_o
     writers.iter().for_each(|w| w.goes_on(200));
     check(&addresses, writers);
 }
+
+/// Follows everything while faults go on: whatever fails or is unavailable is a panic.
+fn follower(addresses: &[String], last: Arc<AtomicU64>) -> JoinHandle<()> {
+    let client = Client::connect(ClientOptions::new(addresses.to_vec())).unwrap();
+    std::thread::spawn(move || {
+        for event in client.subscribe(Scope::All, Position(0)).unwrap().events() {
+            match event.unwrap() {
+                Event::Deliver { .. } => {}
+                Event::Confirm { upto } if upto.0 > last.load(Ordering::Relaxed) => return,
+                Event::Confirm { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    })
+}
+
+#[test]
+fn a_node_that_is_told_to_end_hands_over_first_and_nobody_notices() {
+    let folder = Folder::new("failover-orderly");
+    let (config, _) = cluster_file(&folder, "127.0.0.1", CLUSTER);
+    let mut servers = nodes(&config, &[0, 1, 2, 3, 4]);
+    let addresses = addresses(&config);
+    let writers = vec![writer(&addresses, 0, "a"), writer(&addresses, 1, "b"), writer(&addresses, 0, "c")];
+    let last = Arc::new(AtomicU64::new(u64::MAX));
+    let follower = follower(&addresses[1..], last.clone());
+    writers.iter().for_each(|w| w.goes_on(50));
+    // Node 1 leads shard 0, then node 2 does; at last node 2 is a backup.
+    for node in [1, 2, 1, 2] {
+        let leaver = servers.remove(node);
+        leaver.signal("-TERM");
+        leaver.complains("leads nothing any more and is no member of a shard");
+        assert_eq!(leaver.exit_code(), Some(0));
+        writers.iter().for_each(|w| w.goes_on(100));
+        servers.insert(node, again(&config, node as u16));
+        // It has joined when the other one could leave.
+        servers[node].says("network");
+        wait_for_members(&addresses, 2);
+    }
+    writers.iter().for_each(|w| w.goes_on(100));
+    let ended: Vec<Writer> = writers;
+    last.store(0, Ordering::Relaxed);
+    follower.join().unwrap();
+    check(&addresses, ended);
+}
+
+/// Waits until shard 0 has so many members.
+fn wait_for_members(addresses: &[String], members: u64) {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    loop {
+        let output = common::run(&["cluster", "status", "--json", "--cluster", &addresses.join(",")], &[]);
+        let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        if status["shards"][0]["members"] == members {
+            return;
+        }
+        assert!(std::time::Instant::now() < deadline, "{status:#}");
+    }
+}
+
+#[test]
+fn whoever_has_nobody_to_hand_over_to_says_so_and_ends() {
+    let folder = Folder::new("failover-nobody");
+    let (config, clients) = cluster_file(&folder, "127.0.0.1", CLUSTER);
+    let mut servers = nodes(&config, &[0, 1, 2, 3, 4]);
+    common::good(&["append", "--cluster", &clients], b"one\ntwo\n");
+    drop(servers.remove(2));
+    wait_for_members(&addresses(&config), 1);
+    for node in [1, 0] {
+        let leaver = servers.remove(node);
+        leaver.signal("-TERM");
+        leaver.complains("nobody takes over what it leads: there is nobody");
+        assert_eq!(leaver.exit_code(), Some(0));
+    }
+}

@@ -145,3 +145,32 @@ fn a_sequencer_on_its_own_goes_on_with_what_it_has_kept() {
     cluster.append(100);
     cluster.check();
 }
+
+#[test]
+fn a_sequencer_that_is_told_to_end_hands_the_lead_over_under_load() {
+    let mut cluster = Cluster::start("group-orderly", 3, "");
+    cluster.append(10);
+    let clients = cluster.clients.clone();
+    let writer = std::thread::spawn(move || {
+        let text: String = (10..20_010).map(|n| format!("{n}\n")).collect();
+        good(&["append", "--cluster", &clients], text.as_bytes());
+    });
+    cluster.appended += 20_000;
+    for _ in 0..2 {
+        let first = cluster.leader();
+        let leader = cluster.sequencers[usize::from(first)].take().unwrap();
+        leader.signal("-TERM");
+        leader.complains("leads nothing any more");
+        assert_eq!(leader.exit_code(), Some(0));
+        assert_ne!(cluster.leader(), first);
+        cluster.start_sequencer(first);
+        let deadline = Instant::now() + PATIENCE;
+        while !std::fs::read_to_string(cluster.counters(first)).unwrap_or_default().contains(".members 3") {
+            assert!(Instant::now() < deadline, "the member that came back does not take part");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    writer.join().unwrap();
+    cluster.append(100);
+    cluster.check();
+}

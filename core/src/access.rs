@@ -202,7 +202,7 @@ impl Keyring {
     pub fn of(&self, caller: &Endpoint) -> &[Secret] {
         match caller {
             Endpoint::Node { .. } => &self.secrets[..self.secrets.len().min(1)],
-            Endpoint::Client { .. } => &self.secrets,
+            Endpoint::Client { .. } | Endpoint::Observer => &self.secrets,
         }
     }
 

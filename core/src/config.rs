@@ -87,6 +87,10 @@ pub struct ClusterConfig {
     pub region_bytes: usize,
     /// What happens when a region is full: `refuse` appends, or `recycle` the oldest confirmed records.
     pub retention: Retention,
+    /// Bytes of each shard's log that a node with a `data_dir` keeps on disk, at least; 0: all.
+    pub keep_bytes: u64,
+    /// Seconds for which records are kept on disk, at least; 0: for ever. What either key lets go is dropped.
+    pub keep_s: u64,
     /// Bytes of a client's ring at its gate, in either direction.
     pub client_ring_bytes: usize,
     /// Most clients per gate.
@@ -119,6 +123,8 @@ impl Default for ClusterConfig {
             sessions_max: 1024,
             region_bytes: 1 << 30,
             retention: Retention::Refuse,
+            keep_bytes: 0,
+            keep_s: 0,
             client_ring_bytes: 8 << 20,
             clients_max: 256,
             free_cuts_max: 1 << 18,
@@ -424,6 +430,11 @@ impl Config {
                 }
                 _ => {}
             }
+            if self.cluster.durability == Durability::Flushed && self.data_dir(node).is_none() {
+                return Err(wrong(format!(
+                    "cluster.durability = \"flushed\" needs a disk, and node {id} has no data_dir: set launch.data_dir"
+                )));
+            }
             for (key, address) in [("listen", &node.listen), ("clients", &node.clients)] {
                 if let Some(address) = address {
                     check_address(address).map_err(|e| wrong(format!("node {id}: {key}: {e}")))?;
@@ -486,6 +497,7 @@ impl ClusterConfig {
         within("outstanding_max", self.outstanding_max.into(), 1, 1 << 20)?;
         within("pending_max", self.pending_max as u64, 1, 1 << 20)?;
         within("sessions_max", self.sessions_max as u64, 1, 1 << 20)?;
+        within("keep_s", self.keep_s, 0, 100_000_000_000)?;
         within("clients_max", self.clients_max.into(), 1, 16_384)?;
         within("free_cuts_max", self.free_cuts_max as u64, 16, 1 << 24)?;
         if !region_bytes_valid(self.region_bytes) {

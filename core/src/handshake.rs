@@ -28,7 +28,7 @@ use crate::path::{Ability, Path, Wish};
 pub const MAGIC: [u8; 8] = *b"antelog\0";
 
 /// The version of the protocol this code speaks.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 /// Length of what precedes a hello's body, in bytes.
 pub const HELLO_HEADER_BYTES: usize = 12;
@@ -43,7 +43,7 @@ pub const ANSWER_HEADER_BYTES: usize = 16;
 pub const CLUSTER_BYTES_MAX: usize = 64;
 
 /// The longest payload of a welcome, in bytes.
-pub const PAYLOAD_BYTES_MAX: usize = 32 << 10;
+pub const PAYLOAD_BYTES_MAX: usize = 128 << 10;
 
 /// The longest text of a refusal, in bytes.
 pub const TEXT_BYTES_MAX: usize = 300;
@@ -61,6 +61,7 @@ const TAG_CHALLENGE: u8 = 3;
 const CODE_PROVEN: u8 = 1;
 const ENDPOINT_NODE: u8 = 1;
 const ENDPOINT_CLIENT: u8 = 2;
+const ENDPOINT_OBSERVER: u8 = 3;
 
 /// Who is calling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +80,8 @@ pub enum Endpoint {
         /// Unique to this client.
         session: u128,
     },
+    /// Somebody who asks how the node is: the welcome's payload says so, and nothing follows it.
+    Observer,
 }
 
 /// What the caller says first.
@@ -281,6 +284,7 @@ impl Hello {
                 body.push(ENDPOINT_CLIENT);
                 body.extend_from_slice(&session.to_le_bytes());
             }
+            Endpoint::Observer => body.push(ENDPOINT_OBSERVER),
         }
         body.extend_from_slice(&self.record_bytes_max.to_le_bytes());
         body.extend_from_slice(&self.ring_bytes.to_le_bytes());
@@ -314,6 +318,7 @@ impl Hello {
                 incarnation: reader.u64("the incarnation")?,
             },
             ENDPOINT_CLIENT => Endpoint::Client { session: reader.u128("the session")? },
+            ENDPOINT_OBSERVER => Endpoint::Observer,
             got => return Err(HandshakeError::Tag { what: "endpoint's kind", got }),
         };
         let record_bytes_max = reader.u32("the largest record's size")?;

@@ -36,7 +36,7 @@ impl Caught {
 
 /// A bug, the most seeds that finding it may take, and how it may show. Limits are two to four times the most seeds that
 /// were needed from any of three starts, so that drawing seeds differently does not break them.
-const MUTANTS: [(Mutant, u64, &[Caught]); 22] = [
+const MUTANTS: [(Mutant, u64, &[Caught]); 28] = [
     (Mutant::AcknowledgeWhenDurable, 4, &[Wrong("I6")]),
     (Mutant::ReportOneSlotEarly, 4, &[Wrong("I11")]),
     (Mutant::ForgetSessions, 80, &[Wrong("I3"), Wrong("I4")]),
@@ -47,7 +47,7 @@ const MUTANTS: [(Mutant, u64, &[Caught]); 22] = [
     (Mutant::DeliverNoOps, 4, &[Wrong("I16")]),
     (Mutant::FillOverARecord, 80, &[Wrong("I4")]),
     (Mutant::CountRepeatedReports, 60, &[Wrong("I11")]),
-    (Mutant::ForgetTheTargetAtAnEdge, 300, &[Stuck]),
+    (Mutant::ForgetTheTargetAtAnEdge, 3000, &[Stuck]),
     (Mutant::GrantTwice, 4, &[Wrong("I12")]),
     // A ledger may trip over the gap before the oracle hears of it.
     (Mutant::SkipAnOrderEntry, 20, &[Wrong("I12"), Crash("I12")]),
@@ -59,18 +59,29 @@ const MUTANTS: [(Mutant, u64, &[Caught]); 22] = [
     (Mutant::CountASpareEarly, 2000, &[Wrong("I4"), Wrong("I11")]),
     (Mutant::ResumeAtTheOldOffset, 2000, &[Wrong("I4"), Wrong("I11"), Wrong("chain"), Stuck, Ends("bad entry")]),
     (Mutant::ServeUnfenced, 10_000, &[Wrong("I4"), Wrong("I11"), Wrong("chain"), Stuck]),
+    (Mutant::AppendOverAGap, 300, &[Wrong("I7"), Wrong("I4")]),
+    (Mutant::KeepLostSpeculation, 50, &[Wrong("I8"), Wrong("I10"), Stuck]),
+    (Mutant::FailConfirmed, 100, &[Wrong("I9")]),
+    (Mutant::FailWithThePrimary, 1000, &[Wrong("I10")]),
+    (Mutant::VoidTheNeighbours, 50, &[Wrong("I15"), Wrong("I2")]),
+    (Mutant::RecycleUnbound, 300, &[Wrong("I18"), Wrong("I11")]),
     (Mutant::CountReportsOfLostShards, 10_000, &[Wrong("I11"), Wrong("I14"), Crash("I11")]),
 ];
 
 /// Faults that show a bug: those of failing over need worse ones than the others.
 fn faults(mutant: Mutant) -> Option<FaultSet> {
     let names = match mutant {
-        Mutant::QuorumOfMembers | Mutant::CountASpareEarly | Mutant::ResumeAtTheOldOffset | Mutant::ServeUnfenced => {
-            "lost-links,pauses,crashes,partitions"
-        }
-        Mutant::CountReportsOfLostShards => "lost-links,pauses,crashes,partitions,shard-loss",
+        Mutant::QuorumOfMembers
+        | Mutant::CountASpareEarly
+        | Mutant::ResumeAtTheOldOffset
+        | Mutant::ServeUnfenced
+        | Mutant::FailWithThePrimary => "lost-links,pauses,crashes,partitions",
+        Mutant::CountReportsOfLostShards
+        | Mutant::KeepLostSpeculation
+        | Mutant::FailConfirmed
+        | Mutant::VoidTheNeighbours => "lost-links,pauses,crashes,partitions,shard-loss",
         // Whatever seeds draw.
-        Mutant::AppendFirstRetries | Mutant::DeliverOverwritten => return None,
+        Mutant::AppendFirstRetries | Mutant::DeliverOverwritten | Mutant::RecycleUnbound => return None,
         _ => "lost-links,pauses,sessions",
     };
     FaultSet::from_names(names)

@@ -34,7 +34,7 @@ pub fn log(input: &[u8]) {
         let shard = ShardId(3);
         let options = LogOptions { retention: Retention::Refuse, record_bytes_max: 2048 };
         let mut writer = LogWriter::new(region.clone(), shard, 1, options);
-        writer.set_limits(Lsn(1 << 20), u64::MAX);
+        writer.set_limits(Lsn(1 << 20), u64::MAX, u64::MAX);
         for (seq, size) in sizes.iter().enumerate() {
             if writer.make_room(usize::from(*size)).is_ok() {
                 writer.record(ClientId(7), seq as u64, &[*size; 255][..usize::from(*size)]);

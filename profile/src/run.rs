@@ -152,6 +152,7 @@ fn elsewhere(refusal: &Refusal) -> Option<ShardId> {
         | Refusal::Forgotten
         | Refusal::TooLarge { .. }
         | Refusal::RegionFull { .. }
+        | Refusal::DiskFull
         | Refusal::NotHere
         | Refusal::OldView { .. }
         | Refusal::Failed

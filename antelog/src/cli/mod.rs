@@ -5,6 +5,7 @@
 
 mod append;
 mod bench;
+mod cluster;
 mod demo;
 mod doctor;
 mod embedded;
@@ -84,6 +85,11 @@ enum Command {
         #[command(subcommand)]
         command: members::ShardCommand,
     },
+    /// Look at a running cluster as a whole
+    Cluster {
+        #[command(subcommand)]
+        command: cluster::ClusterCommand,
+    },
     /// Change how the running log is ordered
     Ordering(members::OrderingArgs),
     /// Run simulated clusters on virtual time from seeds, with faults, and check what clients are told
@@ -121,16 +127,25 @@ pub struct ClusterArgs {
 
 impl ClusterArgs {
     fn connect(&self) -> Result<Client, String> {
-        let mut options = ClientOptions::new(self.cluster.iter().cloned());
+        Client::connect(self.options(self.cluster.clone())?).map_err(|e| e.to_string())
+    }
+
+    fn secret(&self) -> Result<Option<Secret>, String> {
+        self.secret_file.as_ref().map(Secret::read).transpose()
+    }
+
+    /// How a client of these gates is to be.
+    fn options(&self, gates: Vec<String>) -> Result<ClientOptions, String> {
+        let mut options = ClientOptions::new(gates);
         if let Some(name) = &self.cluster_name {
             options.cluster_name = name.clone();
         }
-        options.secret = self.secret_file.as_ref().map(Secret::read).transpose()?;
+        options.secret = self.secret()?;
         options.network = self.transport.options();
         if self.transport.is_given() {
             options.log = Some(Arc::new(|line: &str| eprintln!("antelog: {line}")));
         }
-        Client::connect(options).map_err(|e| e.to_string())
+        Ok(options)
     }
 }
 
@@ -148,6 +163,7 @@ pub fn main() -> ExitCode {
         Command::Tail(args) => query::tail(&args),
         Command::Outcome(args) => query::outcome(&args),
         Command::Shard { command } => members::shard(&command),
+        Command::Cluster { command } => cluster::run(&command),
         Command::Ordering(args) => members::ordering(&args),
         Command::Profile { command } => profile::run(&command),
         Command::Doctor(args) => return exit(doctor::run(&args)),

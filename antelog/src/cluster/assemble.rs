@@ -1,5 +1,6 @@
 //! Builds the agents of the local nodes, with the memory, queues and wakers that connect them.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -7,17 +8,20 @@ use std::sync::mpsc::Sender;
 use antelog_core::channel::spsc;
 use antelog_core::config::{Config, Durability, NodeEntry, PolicyConfig, Role, ShardEntry};
 use antelog_core::counters::Counters;
-use antelog_core::log::{LogOptions, Verifier};
+use antelog_core::log::{LogOptions, Retention, Verifier};
 use antelog_core::mem::Region;
 use antelog_core::node::bus::{GatePort, Progress, ShardPort};
-use antelog_core::node::gate::{GateAgent, GateConfig, GateParts};
+use antelog_core::node::gate::{GateAgent, GateConfig, GateParts, OldLog};
 use antelog_core::node::group::journal::{FileJournal, Journal};
 use antelog_core::node::group::{GroupParts, member_id};
 use antelog_core::node::launch::cores;
 use antelog_core::node::mailbox::{Admission, MailSender, Mailbox, Notice, mailbox};
-use antelog_core::node::replica::{ReplicaAgent, ReplicaParts, replica_name, replica_peer};
+use antelog_core::node::replica::{
+    DiskOptions, Opened, ReplicaAgent, ReplicaParts, open_disk, replica_name, replica_peer,
+};
 use antelog_core::node::sequencer::{Replica, SequencerAgent, SequencerParts};
-use antelog_core::node::{Agent, AgentBuilder, Idle, LaunchMode, Parker, ThreadPlan, Waker, plan};
+use antelog_core::node::{Agent, AgentBuilder, Idle, LaunchMode, Parker, ThreadPlan, Waker, now_ns, plan};
+use antelog_core::storage::{Keep, UringDisk};
 use antelog_core::transport::{PeerId, Transport};
 use antelog_protocol::sequencer::{MemberConfig, SequencerConfig};
 use antelog_protocol::shard::ShardConfig;
@@ -303,7 +307,7 @@ impl Assembler<'_> {
         let name = replica_name(shard, number);
         let c = &self.config.cluster;
         let region = self.region(&name)?;
-        let log = Verifier::new(region.clone(), shard);
+        let mut log = Verifier::new(region.clone(), shard);
         let requests_bytes = (4 * (c.record_bytes_max as usize + 128)).next_power_of_two().max(REQUESTS_BYTES_MIN);
         let queue = |error: std::io::Error| format!("no memory for {name}'s queues: {error}");
         let (replica_waker, gate_waker) = (self.threads.waker(agent), self.threads.waker(self.gate));
@@ -313,20 +317,27 @@ impl Assembler<'_> {
         answers.set_producer_waker(replica_waker.clone());
         let progress = Arc::new(Progress::default());
         let relays = self.ports.is_empty();
-        let reader = log.reader();
+        let own = ReplicaId { number, incarnation: incarnation() };
+        let config = self.shard_config(own, shard)?;
+        let opened = self.open_disk(node, &mut log, &config, replica_waker.clone())?;
+        let (disk, old) = opened.map_or((None, None), |opened| (Some(opened.parts), Some(opened.old)));
+        let old = old.map(|old| RefCell::new(OldLog::new(old)));
+        let (log_reader, served) = (log.reader(), progress.clone());
         self.ports.push(ShardPort {
             shard,
             replica: number,
-            log: reader,
-            progress: progress.clone(),
+            log: log_reader,
+            progress: served,
             requests,
             answers,
+            old,
         });
         let gate = GatePort { progress, requests: shard_requests, answers: shard_answers, waker: gate_waker, relays };
-        let own = ReplicaId { number, incarnation: incarnation() };
-        let config = self.shard_config(own, shard)?;
         let report_delay_ns = self.entry(shard).map_or(0, |entry| entry.report_delay_us * 1000);
-        let options = LogOptions { retention: c.retention, record_bytes_max: c.record_bytes_max as usize };
+        let c = &self.config.cluster;
+        // What is on disk needs not stay in memory.
+        let retention = if disk.is_some() { Retention::Recycle } else { c.retention };
+        let options = LogOptions { retention, record_bytes_max: c.record_bytes_max as usize };
         let (counters, network) = (self.counters(&name), self.networks.of(node));
         let mailbox = self.door(node, &name, replica_waker);
         let notices = self.notices.clone();
@@ -336,11 +347,53 @@ impl Assembler<'_> {
             let source = transport.register(region.clone());
             transport.prepare(&region);
             network.check()?;
-            let parts =
-                ReplicaParts { config, replicas, report_delay_ns, options, log, gate, mailbox, notices, counters };
+            let parts = ReplicaParts {
+                config,
+                replicas,
+                report_delay_ns,
+                options,
+                log,
+                disk,
+                gate,
+                mailbox,
+                notices,
+                counters,
+            };
             let agent = ReplicaAgent::new(parts, source, transport).map_err(|e| e.to_string())?;
             Ok(Box::new(agent) as Box<dyn Agent>)
         }))
+    }
+
+    /// Opens the log of a replica that keeps one on disk, and takes it up in `log`.
+    fn open_disk(
+        &self,
+        node: &NodeEntry,
+        log: &mut Verifier,
+        config: &ShardConfig,
+        waker: Waker,
+    ) -> Result<Option<Opened>, String> {
+        let Some(folder) = self.config.data_dir(node) else { return Ok(None) };
+        let c = &self.config.cluster;
+        let disk = UringDisk::open(&folder.join("log"), true)?;
+        let notice = disk.notice();
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let options = DiskOptions {
+            cluster: c.name.clone(),
+            flushed: c.durability == Durability::Flushed,
+            keep: Keep {
+                bytes: (c.keep_bytes > 0).then_some(c.keep_bytes),
+                age_ms: (c.keep_s > 0).then_some(c.keep_s * 1000),
+            },
+            record_bytes_max: c.record_bytes_max as usize,
+            unix_ms: (since.as_millis() as u64).saturating_sub(now_ns() / 1_000_000),
+        };
+        let opened = open_disk(disk, log, config, &options, waker, self.threads.waker(self.gate))?;
+        for text in notice.iter().chain(&opened.notice) {
+            let agent = replica_name(config.shard, config.replica.number);
+            // Nobody listens yet; it is read when somebody does.
+            let _ = self.notices.send(Notice::Warning { agent, text: text.clone() });
+        }
+        Ok(Some(opened))
     }
 
     fn gate(&mut self) -> Result<AgentBuilder, String> {

@@ -30,6 +30,7 @@ use super::connections::Connections;
 use super::networks::Networks;
 use super::serves_clients;
 use crate::network::{Network, NodeLink};
+use crate::watch::Observed;
 
 /// Time for a connection attempt with its hand-shake.
 const DIAL_TIME: Duration = Duration::from_secs(2);
@@ -78,27 +79,33 @@ fn chosen(address: &str, listener: &Listener) -> String {
     format!("{host}:{}", listener.local_addr().port())
 }
 
+/// What whoever answers calls knows of this process.
+pub(super) struct Known<'a> {
+    pub(super) config: &'a Config,
+    pub(super) doors: &'a Doors,
+    pub(super) networks: &'a Networks,
+    pub(super) keys: &'a Keyring,
+    pub(super) observed: &'a Observed,
+}
+
 /// Answers calls on all ports.
 pub(super) fn serve(
     ports: Ports,
-    config: &Config,
-    doors: &Doors,
-    networks: &Networks,
-    keys: &Keyring,
+    known: &Known<'_>,
     connections: &Connections,
     is_closing: &Arc<AtomicBool>,
 ) -> Result<Vec<ListenerHandle>, String> {
     let mut handles = Vec::new();
+    let Known { config, doors, .. } = known;
     let failed = |e: std::io::Error| format!("cannot start a listening thread: {e}");
     for (id, listener) in ports.nodes {
         let (Some(node), Some(door)) = (config.node(id), doors.nodes.get(&id)) else { continue };
-        let accept = NodeAccept::new(config, node, door, networks.of(node), keys, connections.clone());
+        let accept = NodeAccept::new(known, node, door, connections.clone());
         handles.push(listener.serve(Arc::new(accept)).map_err(failed)?);
     }
     for listener in ports.clients {
         let Some(door) = &doors.gate else { continue };
-        let (counters, network) = (doors.gate_counters.clone(), networks.of_gate());
-        let accept = GateAccept::new(config, door, counters, network, keys, is_closing.clone());
+        let accept = GateAccept::new(known, door, is_closing.clone());
         handles.push(listener.serve(Arc::new(accept)).map_err(failed)?);
     }
     Ok(handles)
@@ -121,8 +128,8 @@ pub(super) fn incarnation() -> u64 {
 fn cluster_matches(config: &Config, hello: &Hello) -> Result<(), Refusal> {
     let name = &config.cluster.name;
     // A client that names no cluster takes the one it finds.
-    let unnamed_client = hello.cluster.is_empty() && matches!(hello.from, Endpoint::Client { .. });
-    if hello.cluster == *name || unnamed_client {
+    let is_unnamed = hello.cluster.is_empty() && matches!(hello.from, Endpoint::Client { .. } | Endpoint::Observer);
+    if hello.cluster == *name || is_unnamed {
         return Ok(());
     }
     let text = format!("this is cluster \"{name}\", the caller belongs to cluster \"{}\"", hello.cluster);
@@ -197,17 +204,12 @@ struct NodeAccept {
     keys: Keyring,
     agent: String,
     connections: Connections,
+    observed: Observed,
 }
 
 impl NodeAccept {
-    fn new(
-        config: &Config,
-        node: &NodeEntry,
-        door: &Door,
-        network: Network,
-        keys: &Keyring,
-        connections: Connections,
-    ) -> NodeAccept {
+    fn new(known: &Known<'_>, node: &NodeEntry, door: &Door, connections: Connections) -> NodeAccept {
+        let config = known.config;
         let mut callers = HashMap::new();
         for from in &config.nodes {
             for call in calls(config, from).iter().filter(|c| c.to.id == node.id) {
@@ -220,10 +222,11 @@ impl NodeAccept {
             id: node.id,
             callers,
             mail: door.mail.clone(),
-            network,
-            keys: keys.clone(),
+            network: known.networks.of(node),
+            keys: known.keys.clone(),
             agent: door.agent.clone(),
             connections,
+            observed: known.observed.clone(),
         }
     }
 }
@@ -235,6 +238,9 @@ impl Accept for NodeAccept {
 
     fn decide(&self, hello: &Hello, caller: SocketAddr, _: Option<usize>) -> Result<Welcome, Refusal> {
         cluster_matches(&self.config, hello)?;
+        if hello.from == Endpoint::Observer {
+            return self.observed.status().welcome(incarnation(), Access::Admin);
+        }
         let Endpoint::Node { from, to, .. } = hello.from else {
             let text = "this port is for the cluster's own nodes; clients use the port that the key 'clients' names";
             return Err(Refusal::new(RefusalCode::Node, text));
@@ -291,6 +297,7 @@ struct GateAccept {
     network: Network,
     keys: Keyring,
     is_closing: Arc<AtomicBool>,
+    observed: Observed,
 }
 
 /// The gates beside each shard's replicas: its nodes in the order of the configuration, the primary first.
@@ -313,17 +320,17 @@ pub(super) fn cluster_map(config: &Config) -> ClusterMap {
 }
 
 impl GateAccept {
-    fn new(
-        config: &Config,
-        door: &Door,
-        counters: Option<Counters>,
-        network: Network,
-        keys: &Keyring,
-        is_closing: Arc<AtomicBool>,
-    ) -> GateAccept {
-        let map = cluster_map(config).encode();
-        let (config, mail, keys) = (config.clone(), door.mail.clone(), keys.clone());
-        GateAccept { config, map, counters, mail, network, keys, is_closing }
+    fn new(known: &Known<'_>, door: &Door, is_closing: Arc<AtomicBool>) -> GateAccept {
+        GateAccept {
+            config: known.config.clone(),
+            map: cluster_map(known.config).encode(),
+            counters: known.doors.gate_counters.clone(),
+            mail: door.mail.clone(),
+            network: known.networks.of_gate(),
+            keys: known.keys.clone(),
+            is_closing,
+            observed: known.observed.clone(),
+        }
     }
 
     /// Clients connected now.
@@ -340,6 +347,9 @@ impl Accept for GateAccept {
 
     fn decide(&self, hello: &Hello, caller: SocketAddr, secret: Option<usize>) -> Result<Welcome, Refusal> {
         cluster_matches(&self.config, hello)?;
+        if hello.from == Endpoint::Observer {
+            return self.observed.status().welcome(incarnation(), self.keys.grant(secret).access);
+        }
         if !matches!(hello.from, Endpoint::Client { .. }) {
             let text = "this port is for clients; nodes use the port that the key 'listen' names";
             return Err(Refusal::new(RefusalCode::Node, text));

@@ -23,6 +23,7 @@ pub use connect::Dialers;
 pub use connections::Connection;
 
 use assemble::Doors;
+use connect::Known;
 use connections::Connections;
 use networks::Networks;
 use shutdown::Closer;
@@ -94,10 +95,15 @@ impl Cluster {
         let invoked = Invoked::build_in_turns(assembly.invoked, assembly.invoked_turns)?;
         let running = antelog_core::node::launch(assembly.threads).map_err(|e| e.to_string())?;
         let (connections, doors) = (Connections::default(), &assembly.doors);
-        let closer = Closer { gate: doors.gate.as_ref().map(|door| door.mail.clone()), is_closing: Arc::default() };
-        let listeners = connect::serve(ports, &config, doors, &networks, &keys, &connections, &closer.is_closing)?;
+        let closer = Closer {
+            nodes: doors.nodes.iter().map(|(id, door)| (*id, door.mail.clone())).collect(),
+            gate: doors.gate.as_ref().map(|door| door.mail.clone()),
+            is_closing: Arc::default(),
+        };
+        let observed = observe(&config, doors, assembly.counters, connections.clone());
+        let known = Known { config: &config, doors, networks: &networks, keys: &keys, observed: &observed };
+        let listeners = connect::serve(ports, &known, &connections, &closer.is_closing)?;
         let dialers = Dialers::start(&config, doors, &networks, &keys, &connections, heard);
-        let observed = observe(&config, doors, assembly.counters, connections);
         let cluster = Cluster {
             running: Some(running),
             dialers: Some(dialers),

@@ -2,8 +2,8 @@
 //! within a bounded time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
 
 use antelog_core::node::mailbox::{Admission, MailSender};
 
@@ -12,6 +12,8 @@ use crate::network::NodeLink;
 
 /// How a gate is told to end, and whoever answers for it.
 pub(super) struct Closer {
+    /// The agents of the nodes here.
+    pub(super) nodes: Vec<(u16, MailSender<Admission<NodeLink>>)>,
     pub(super) gate: Option<MailSender<Admission<NodeLink>>>,
     pub(super) is_closing: std::sync::Arc<AtomicBool>,
 }
@@ -19,21 +21,53 @@ pub(super) struct Closer {
 impl Cluster {
     /// Ends the nodes in an orderly way. Returns a failure, if there was one.
     pub fn close(self) -> Option<String> {
-        self.hand_over();
         // A shard without its backups or its sequencer would never get there.
         let patience = Duration::from_millis(self.config.launch.close_ms);
+        let started = Instant::now();
+        self.hand_over(patience / 2);
         self.closer.is_closing.store(true, Ordering::Relaxed);
         if let Some(gate) = &self.closer.gate {
             let (done, is_done) = channel();
             tracing::info!("shutting down: clients are told, and what they have begun is finished");
-            if gate.send(Admission::Close { done }) && is_done.recv_timeout(patience).is_err() {
+            let left = patience.saturating_sub(started.elapsed());
+            if gate.send(Admission::Close { done }) && is_done.recv_timeout(left).is_err() {
                 tracing::warn!("not everything that clients have begun was finished within {patience:?}");
             }
         }
         self.stop()
     }
 
-    /// Gives up what others can take over, before clients are told: the place for the hand-over of the sequencer's
-    /// leadership and of a shard's primary. Today nobody can, so there is nothing to do.
-    fn hand_over(&self) {}
+    /// Gives up what another process can take over, before clients are told: a shard's lead, a place among its replicas, the
+    /// lead of the sequencers. A process that runs the whole cluster has nobody to hand it to.
+    fn hand_over(&self, patience: Duration) {
+        if self.closer.nodes.len() == self.config.nodes.len() {
+            return;
+        }
+        let asked: Vec<(u16, Receiver<()>)> = self
+            .closer
+            .nodes
+            .iter()
+            .map(|(node, mail)| {
+                let (done, is_done) = channel();
+                mail.send(Admission::Leave { done });
+                (*node, is_done)
+            })
+            .collect();
+        let until = Instant::now() + patience;
+        for (node, is_done) in asked {
+            let why = match is_done.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(()) => {
+                    tracing::info!(node, "node {node}: it leads nothing any more and is no member of a shard");
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => "there is nobody".to_owned(),
+                Err(RecvTimeoutError::Timeout) => format!("nobody did within {patience:?}"),
+            };
+            tracing::warn!(
+                node,
+                reason = why,
+                "node {node}: nobody takes over what it leads: {why}; it ends all the same"
+            );
+        }
+    }
 }

@@ -20,6 +20,7 @@ use antelog_core::config::{Config, Role};
 use antelog_core::counters::Counters;
 
 use crate::cluster::Connection;
+use crate::status::Status;
 
 pub use metrics::{Kind, METRICS, Metric};
 
@@ -66,6 +67,7 @@ pub struct Observed {
     roles: Arc<BTreeMap<u16, Role>>,
     /// Shards that are not expected to take appends.
     standby: Arc<BTreeSet<u16>>,
+    config: Arc<Config>,
     state: Arc<Mutex<State>>,
 }
 
@@ -77,6 +79,7 @@ impl Observed {
             connections,
             roles: Arc::new(config.nodes.iter().map(|n| (n.id, n.role)).collect()),
             standby: Arc::new(config.shards.iter().filter(|s| s.standby).map(|s| s.id).collect()),
+            config: Arc::new(config.clone()),
             state: Arc::default(),
         }
     }
@@ -166,6 +169,12 @@ impl Observed {
             (value == 0 && is_expected).then(|| format!("node {}: shard {shard} takes no appends", agent.node))
         };
         agent.counters.snapshot().into_iter().filter_map(closed).collect()
+    }
+
+    /// How the nodes are, for whoever asks them one by one.
+    pub fn status(&self) -> Status {
+        let agents: Vec<(u16, &Counters)> = self.agents.iter().map(|a| (a.node, &a.counters)).collect();
+        Status::of(&self.config, &agents, self.missing())
     }
 
     /// All metrics in the Prometheus text format.

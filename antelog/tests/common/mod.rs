@@ -31,15 +31,18 @@ fn lines_of(stream: impl Read + Send + 'static) -> Receiver<String> {
     receiver
 }
 
-/// Waits for a line that contains `text`.
-fn wait_for(lines: &Receiver<String>, text: &str) -> String {
+/// Waits for a line that contains `text`; `other` is what the process says elsewhere, for the failure's message.
+fn wait_for(lines: &Receiver<String>, text: &str, other: &Receiver<String>) -> String {
     let deadline = Instant::now() + PATIENCE;
     let mut seen = Vec::new();
     loop {
         match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(line) if line.contains(text) => return line,
             Ok(line) => seen.push(line),
-            Err(_) => panic!("no line with {text:?}; there were:\n{}", seen.join("\n")),
+            Err(_) => {
+                let other: Vec<String> = other.try_iter().collect();
+                panic!("no line with {text:?}; there were:\n{}\nand\n{}", seen.join("\n"), other.join("\n"))
+            }
         }
     }
 }
@@ -54,12 +57,12 @@ impl Server {
 
     /// Waits for a line of standard output.
     pub fn says(&self, text: &str) -> String {
-        wait_for(&self.stdout, text)
+        wait_for(&self.stdout, text, &self.stderr)
     }
 
     /// Waits for a line of standard error.
     pub fn complains(&self, text: &str) -> String {
-        wait_for(&self.stderr, text)
+        wait_for(&self.stderr, text, &self.stdout)
     }
 
     /// Sends a signal.

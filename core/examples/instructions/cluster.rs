@@ -169,7 +169,15 @@ impl Assembly {
             waker: Waker::none(),
             relays,
         };
-        self.ports.push(ShardPort { shard, replica: number, log: log.reader(), progress, requests, answers });
+        self.ports.push(ShardPort {
+            shard,
+            replica: number,
+            log: log.reader(),
+            progress,
+            requests,
+            answers,
+            old: None,
+        });
         let replica = ReplicaId { number, incarnation: u64::from(number) + 1 };
         let mut transport = self.network.transport();
         let source = transport.register(region);
@@ -179,6 +187,7 @@ impl Assembly {
             report_delay_ns: 0,
             options: LogOptions { retention: Retention::Recycle, record_bytes_max: RECORD_BYTES_MAX as usize },
             log,
+            disk: None,
             gate,
             mailbox,
             notices: self.notices.clone(),

@@ -293,6 +293,9 @@ impl<H: Clone> Merge<H> {
             return;
         }
         self.view = failed.view;
+        if planted(Mutant::KeepLostSpeculation) {
+            return;
+        }
         let Some(index) = self.streams.iter().position(|s| s.shard == failed.shard) else { return };
         let lost = self
             .handed
@@ -346,6 +349,8 @@ impl<H: Clone> Merge<H> {
                 return self.confirm(ledger, upto).map(Some);
             }
             self.fail = None;
+            let below = self.confirmed.0.checked_sub(1).filter(|_| planted(Mutant::FailConfirmed));
+            let from = below.map_or(from, Position);
             return Ok(Some(Event::Fail { from }));
         }
         while let Some((index, held)) = self.take_ready(ledger) {

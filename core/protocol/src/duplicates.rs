@@ -106,7 +106,8 @@ impl Duplicates {
             return if new { Verdict::New } else { Verdict::Refuse(Refusal::UnknownSession) };
         };
         let session = &self.table[at].1;
-        if seq == session.next_seq || planted(Mutant::AppendFirstRetries) && seq == 0 {
+        let over_a_gap = seq > session.next_seq && planted(Mutant::AppendOverAGap);
+        if seq == session.next_seq || planted(Mutant::AppendFirstRetries) && seq == 0 || over_a_gap {
             Verdict::New
         } else if seq > session.next_seq {
             Verdict::Refuse(Refusal::Gap { expected: session.next_seq })
@@ -126,14 +127,17 @@ impl Duplicates {
             self.last = at;
             let session = &mut self.table[at].1;
             let again = planted(Mutant::AppendFirstRetries) && seq < session.next_seq;
-            invariant!(I3, session.next_seq == seq || again, "session {client} wrote {seq} after {}", session.next_seq);
+            let follows = session.next_seq == seq || again || planted(Mutant::AppendOverAGap);
+            invariant!(I3, follows, "session {client} wrote {seq} after {}", session.next_seq);
             invariant!(
                 I7,
                 session.last_lsn < lsn,
                 "session {client} went back from slot {} to {lsn}",
                 session.last_lsn
             );
-            session.next_seq += u64::from(!again);
+            if !again {
+                session.next_seq = seq + 1;
+            }
             session.last_lsn = lsn;
             session.slots[(seq % self.remembered as u64) as usize] = lsn;
             return;

@@ -303,6 +303,11 @@ impl Ledger {
 
     /// The newest span that begins at or before `window`.
     fn span_index(&self, window: u64) -> Option<usize> {
+        // Most ask for the newest; written out, because this is on every record's way.
+        let newest = self.spans.len().checked_sub(1)?;
+        if self.spans[newest].window <= window {
+            return Some(newest);
+        }
         self.spans.iter().rposition(|s| s.window <= window)
     }
 
@@ -319,19 +324,26 @@ impl Ledger {
     }
 
     /// The newest span in which the shard begins at or before `lsn`. Members stay listed, so spans that begin at or
-    /// before a slot come first; most questions are about the newest two.
+    /// before a slot come first; most questions are about the newest, nearly all about the newest three.
     fn span_of(&self, shard: ShardId, lsn: Lsn) -> Option<usize> {
+        let mut index = self.spans.len();
+        for _ in 0..3 {
+            index = index.checked_sub(1)?;
+            if self.spans[index].first_lsn(shard)? <= lsn {
+                return Some(index);
+            }
+        }
         let begins = |s: &Span| s.first_lsn(shard).is_none_or(|first| first <= lsn);
-        let newest = self.spans.len().checked_sub(1)?;
-        let end = match self.spans.iter().rev().take(3).position(begins) {
-            Some(back) => newest - back + 1,
-            None => self.spans.partition_point(begins),
-        };
+        let end = self.spans.partition_point(begins);
         end.checked_sub(1).filter(|index| self.spans[*index].first_lsn(shard).is_some())
     }
 
     /// The slot at a position, as far as grants and bound cuts tell.
     pub fn locate(&self, position: Position) -> Option<Slot> {
+        let newest = self.spans.back()?;
+        if newest.start <= position {
+            return newest.locate(position);
+        }
         let index = self.spans.partition_point(|s| s.start <= position).checked_sub(1)?;
         self.spans[index].locate(position)
     }

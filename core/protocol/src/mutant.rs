@@ -57,6 +57,18 @@ pub enum Mutant {
     UnchainedEntries,
     /// The sequencer counts reports of a shard's earlier lives.
     CountReportsOfLostShards,
+    /// A shard appends a session's record though one before it is missing.
+    AppendOverAGap,
+    /// A client does not take back what a lost shard had delivered.
+    KeepLostSpeculation,
+    /// A client takes back more than what was lost: the last confirmed position too.
+    FailConfirmed,
+    /// The sequencer gives a shard up that has lost its primary alone.
+    FailWithThePrimary,
+    /// For clients and gates everything of a lost shard's lease is void, whosever it is.
+    VoidTheNeighbours,
+    /// A region in want of room drops records that are not bound.
+    RecycleUnbound,
 }
 
 /// Whether this bug is planted.

@@ -166,6 +166,8 @@ pub struct Sequencer {
     cut_at_ns: u64,
     /// A longer prefix waits for the pace.
     prefix_due_ns: Option<u64>,
+    /// Somebody may be closing or grounded.
+    unsettled: bool,
     /// Something is to change at the next edge, which is granted at once.
     change: bool,
     /// That edge is brought near.
@@ -234,6 +236,7 @@ impl Sequencer {
             target_due_ns: None,
             cut_at_ns: 0,
             prefix_due_ns: None,
+            unsettled: false,
             change: false,
             rush: false,
             granting_rush: false,
@@ -263,10 +266,19 @@ impl Sequencer {
         self.stats
     }
 
+    /// A shard's place in what is kept of each: its number, where all up to it are configured.
+    pub(super) fn index(&self, shard: ShardId) -> Option<usize> {
+        let number = usize::from(shard.0);
+        match self.shards.get(number) {
+            Some(state) if state.shard == shard => Some(number),
+            _ => self.shards.binary_search_by_key(&shard, |s| s.shard).ok(),
+        }
+    }
+
     /// A replica's report arrived. Reports may be lost, repeated and reordered: only progress counts, whichever primary
     /// of the shard made it; but not that of a life of the shard which was lost.
     pub fn on_report(&mut self, now_ns: u64, report: &Report, out: &mut impl SequencerOut) {
-        let Ok(index) = self.shards.binary_search_by_key(&report.shard, |s| s.shard) else { return };
+        let Some(index) = self.index(report.shard) else { return };
         self.stats.reports += 1;
         if !self.replicas[index].is_empty() {
             self.hear(now_ns, report);
@@ -289,12 +301,12 @@ impl Sequencer {
         if report.point > state.point {
             self.advance(now_ns, index, report.point);
         }
-        let state = self.shards[index];
-        let reached = if state.point > self.target { self.last_wanted(index, report) } else { state.point };
+        let (point, part) = (self.shards[index].point, self.shards[index].part);
+        let reached = if point > self.target { self.last_wanted(index, report) } else { point };
         if reached > self.target {
             self.target = reached;
             self.pace_targets(now_ns, out);
-        } else if repeated && (state.point < self.target || state.part != Part::In) {
+        } else if repeated && (point < self.target || part != Part::In) {
             // The target may have been lost with a connection.
             self.send_target(now_ns, index, out);
         }
@@ -389,7 +401,7 @@ impl Sequencer {
         if self.in_flight || !self.leads {
             return;
         }
-        let membership = self.encode_membership(now_ns);
+        let membership = if self.may_look(now_ns) { self.encode_membership(now_ns) } else { None };
         let len = if membership.is_some() {
             membership
         } else if self.grant_due(now_ns) {

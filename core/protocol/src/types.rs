@@ -207,6 +207,8 @@ pub enum Refusal {
         /// The region's size in bytes.
         region_bytes: u64,
     },
+    /// The disk of one of the shard's replicas is full.
+    DiskFull,
     /// The shard is not served by the node that was asked.
     NotHere,
     /// The shard was failed by a view change and takes no appends.
@@ -239,6 +241,11 @@ impl fmt::Display for Refusal {
                 f,
                 "the shard's log region of {region_bytes} bytes is full; start the cluster with a larger region_bytes, \
                  or with retention = \"recycle\" to drop the oldest confirmed records"
+            ),
+            Refusal::DiskFull => write!(
+                f,
+                "the disk of one of the shard's replicas is full: it takes appends again as soon as there is room; make \
+                 some, trim the log, or set keep_bytes or keep_s"
             ),
             Refusal::NotHere => write!(f, "the shard is not served by the node that was asked"),
             Refusal::Failed => write!(f, "the shard has failed and takes no appends"),

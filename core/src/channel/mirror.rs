@@ -25,6 +25,13 @@ pub const END_AT: usize = 0;
 /// In a control region, written by a backup: up to here it has verified the log, knows that it is bound, and lets it be
 /// overwritten, in absolute bytes.
 pub const DRAINED_AT: usize = 8;
+/// In a control region, written by a backup that keeps its log on disk and counts for durability when it is flushed there: the
+/// slot below which it is. The newest word counts, on this connection and on the next of the same life.
+pub const FLUSHED_AT: usize = 16;
+
+/// In a control region, written by a backup whose disk is full: the offset up to which it has room, in absolute bytes. 0: as
+/// much as is wanted.
+pub const ROOM_AT: usize = 24;
 
 /// Largest single write, in bytes.
 const WRITE_BYTES_MAX: u64 = 256 << 10;
@@ -87,6 +94,29 @@ impl Mirror {
         self.control.load_u64(DRAINED_AT)
     }
 
+    /// The slot below which the backup has flushed its log.
+    pub fn flushed(&self) -> Lsn {
+        Lsn(self.control.load_u64(FLUSHED_AT))
+    }
+
+    /// Up to here the backup's disk has room, in absolute bytes, if it is full.
+    pub fn disk_room(&self) -> u64 {
+        match self.control.load_u64(ROOM_AT) {
+            0 => u64::MAX,
+            at => at,
+        }
+    }
+
+    /// End of what was handed to the transport, in absolute bytes.
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Everything up to `at` was placed by other means than [`pump`](Self::pump), which goes on from there.
+    pub fn on_caught_up(&mut self, at: u64) {
+        (self.sent, self.placed) = (at, at);
+    }
+
     /// Bytes appended that the transport has not taken yet.
     pub fn lag_bytes(&self, tail: u64) -> u64 {
         tail - self.sent
@@ -129,6 +159,11 @@ impl Mirror {
             return;
         }
         self.write_entries(transport, tail, next_lsn);
+        self.announce(transport);
+    }
+
+    /// Tells the backup how far its log reaches, if that is worth a word.
+    pub fn announce<T: Transport>(&mut self, transport: &mut T) {
         let untold = self.placed - self.announced;
         let is_idle = self.marks.is_empty() && self.sent == self.placed;
         if untold > 0 && (is_idle || untold >= ANNOUNCE_BYTES.min(self.region_bytes / 16)) {

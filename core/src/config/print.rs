@@ -25,6 +25,7 @@ impl fmt::Display for Config {
         writeln!(f, "record_bytes_max = {}\noutstanding_max = {}", c.record_bytes_max, c.outstanding_max)?;
         writeln!(f, "pending_max = {}\nsessions_max = {}", c.pending_max, c.sessions_max)?;
         writeln!(f, "region_bytes = {}\nretention = \"{}\"", c.region_bytes, c.retention)?;
+        writeln!(f, "keep_bytes = {}\nkeep_s = {}", c.keep_bytes, c.keep_s)?;
         writeln!(f, "client_ring_bytes = {}\nclients_max = {}", c.client_ring_bytes, c.clients_max)?;
         writeln!(f, "free_cuts_max = {}", c.free_cuts_max)?;
         self.fmt_client_limits(f)?;

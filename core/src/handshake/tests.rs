@@ -131,6 +131,7 @@ proptest! {
     ) {
         let from = match node {
             Some((from, to, incarnation)) => Endpoint::Node { from, to, incarnation },
+            None if session % 7 == 0 => Endpoint::Observer,
             None => Endpoint::Client { session },
         };
         let (record_bytes_max, ring_bytes, log_bytes) = sizes;

@@ -34,6 +34,11 @@ pub enum Item {
         /// How many.
         count: u64,
     },
+    /// Slots that were lost, from the cursor's on.
+    Lost {
+        /// How many.
+        count: u64,
+    },
 }
 
 /// The entry was dropped and possibly overwritten while it was read.
@@ -117,6 +122,7 @@ impl LogReader {
             }
             return Ok(match header.kind {
                 EntryKind::Record => Item::Record { header, offset: self.shared.place(cursor.at) + HEADER_BYTES },
+                EntryKind::Lost => Item::Lost { count: end.0 - cursor.lsn.0 },
                 _ => Item::NoOps { count: end.0 - cursor.lsn.0 },
             });
         }

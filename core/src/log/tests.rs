@@ -36,7 +36,7 @@ fn read(reader: &LogReader, cursor: &mut Cursor) -> Result<(u64, Vec<u8>), Overr
             cursor.lsn = cursor.lsn.plus(1);
             Ok((header.seq, bytes))
         }
-        Item::NoOps { count } => {
+        Item::NoOps { count } | Item::Lost { count } => {
             cursor.lsn = cursor.lsn.plus(count);
             Ok((u64::MAX, vec![]))
         }
@@ -98,7 +98,7 @@ fn a_recycling_log_drops_only_what_is_bound_and_laps_for_ever() {
         random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         let length = (random >> 33) as usize % 20_000;
         while verifier.step(log.tail()).unwrap() {}
-        log.set_limits(log.next_lsn(), verifier.at());
+        log.set_limits(log.next_lsn(), verifier.at(), u64::MAX);
         append(&mut log, number, length).unwrap();
         let mut last = reader.seek(Lsn(number)).unwrap();
         assert_eq!(read(&reader, &mut last), Ok((number, record(number, length))));
@@ -123,11 +123,11 @@ fn nothing_is_dropped_before_it_is_bound_or_verified() {
     while append(&mut log, number, 4096).is_ok() {
         number += 1;
     }
-    log.set_limits(Lsn(0), u64::MAX);
+    log.set_limits(Lsn(0), u64::MAX, u64::MAX);
     assert_eq!(append(&mut log, number, 4096), Err(LogFull), "not bound");
-    log.set_limits(log.next_lsn(), 0);
+    log.set_limits(log.next_lsn(), 0, u64::MAX);
     assert_eq!(append(&mut log, number, 4096), Err(LogFull), "not verified by the backup");
-    log.set_limits(log.next_lsn(), log.tail());
+    log.set_limits(log.next_lsn(), log.tail(), u64::MAX);
     assert_eq!(append(&mut log, number, 4096), Ok(()));
 }
 
@@ -188,7 +188,7 @@ fn a_slot_that_is_kept_is_found_whatever_was_dropped_before_it() {
     // A cursor that waits for a slot to come stands at the tail of now.
     let waiting = reader.seek(Lsn(1000)).unwrap();
     for number in 50..1001 {
-        log.set_limits(log.next_lsn(), u64::MAX);
+        log.set_limits(log.next_lsn(), u64::MAX, u64::MAX);
         append(&mut log, number, 4096).unwrap();
     }
     assert_eq!(reader.check(waiting.at), Err(Overrun), "the place is gone");

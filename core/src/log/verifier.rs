@@ -122,6 +122,18 @@ impl Verifier {
         self.cut();
     }
 
+    /// Takes up a log whose entries from `begins` to `end` (absolute bytes) are in the region already, as they were read from
+    /// disk. False when they are not a chain that ends there.
+    pub fn resume(&mut self, begins: Place, end: u64) -> bool {
+        self.shared.index.clear();
+        self.shared.begins.store(begins.lsn.0, Ordering::Release);
+        self.shared.tail.store(begins.at_bytes, Ordering::Release);
+        self.shared.head.store(begins.at_bytes, Ordering::Release);
+        (self.at, self.lsn, self.crc, self.epoch) = (begins.at_bytes, begins.lsn, begins.crc, begins.epoch);
+        while self.at < end && self.step(end) == Ok(true) {}
+        self.at == end
+    }
+
     /// Ends the chain here: entries that were given back continue it, and must not be found again.
     fn cut(&self) {
         if self.at != self.head() + self.shared.len() {

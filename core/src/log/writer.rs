@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::wire::entry::{CRC_OFFSET, EntryHeader, EntryKind, HEADER_BYTES, span_bytes};
 use antelog_protocol::wire::node::Place;
 use antelog_protocol::{ClientId, Lsn, ShardId};
@@ -58,8 +59,11 @@ pub struct LogWriter {
     crc: u32,
     /// Entries below this lsn may be dropped.
     committed: Lsn,
-    /// Every backup has verified everything below this offset; the region may be overwritten no further.
+    /// Every backup has verified everything below this offset, and it is on disk if there is one; the region may be
+    /// overwritten no further.
     drained: u64,
+    /// Entries from this offset on are nowhere else yet.
+    written: u64,
 }
 
 impl LogWriter {
@@ -85,17 +89,20 @@ impl LogWriter {
             crc,
             committed: Lsn(0),
             drained: u64::MAX,
+            written: u64::MAX,
         }
     }
 
-    /// The log as one follows it that is not written any more, up to its last entry of which all slots are below `lsn`.
-    pub fn give_up(self, lsn: Lsn) -> Verifier {
+    /// The log as one follows it that is not written any more, up to its last entry of which all slots are below `lsn`;
+    /// whether it begins anew, with nothing kept.
+    pub fn give_up(self, lsn: Lsn) -> (Verifier, bool) {
         let mut log = Verifier::with(self.shared.clone(), self.shard, self.place());
-        match log.place_before(lsn).or_else(|| log.first_place()) {
+        let place = log.place_before(lsn).or_else(|| log.first_place());
+        match place {
             Some(place) => log.rewind(place),
             None => log.restart(Place { epoch: self.epoch, crc: 0, at_bytes: self.tail, lsn: self.next_lsn }),
         }
-        log
+        (log, place.is_none())
     }
 
     /// Where the log ends.
@@ -129,6 +136,11 @@ impl LogWriter {
         self.tail
     }
 
+    /// First offset kept, in absolute bytes.
+    pub fn head(&self) -> u64 {
+        self.head
+    }
+
     /// The slot after the last entry.
     pub fn next_lsn(&self) -> Lsn {
         self.next_lsn
@@ -139,10 +151,10 @@ impl LogWriter {
         self.retention == Retention::Recycle
     }
 
-    /// Tells which entries are bound and so may be dropped, and how far every backup has verified the region.
-    pub fn set_limits(&mut self, committed: Lsn, drained: u64) {
-        self.committed = committed;
-        self.drained = drained;
+    /// Tells which entries are bound and so may be dropped, how far the region may be overwritten for the backups' and the
+    /// disk's sake, and how far the log is on disk: what is not stays in memory (`u64::MAX`: there is none).
+    pub fn set_limits(&mut self, committed: Lsn, drained: u64, written: u64) {
+        (self.committed, self.drained, self.written) = (committed, drained, written);
     }
 
     /// Bytes kept free beyond records: for no-ops in a full log, and as the distance that lets readers finish with an
@@ -173,7 +185,8 @@ impl LogWriter {
             return false;
         }
         let Some((at, lsn)) = self.shared.index.next_block_entry(self.head + 1, self.tail) else { return false };
-        if lsn > self.committed.0 {
+        let bound = lsn <= self.committed.0 || planted(Mutant::RecycleUnbound);
+        if !bound || at > self.written {
             return false;
         }
         self.head = at;
@@ -199,8 +212,17 @@ impl LogWriter {
 
     /// Writes `count` no-ops. Panics when even the reserve is used up: see "A full region" in DESIGN.md.
     pub fn no_ops(&mut self, count: u32) {
+        self.empty(EntryKind::NoOps, count);
+    }
+
+    /// Writes that `count` slots are lost: they were bound, and no replica has them.
+    pub fn lost(&mut self, count: u32) {
+        self.empty(EntryKind::Lost, count);
+    }
+
+    fn empty(&mut self, kind: EntryKind, count: u32) {
         let header = EntryHeader {
-            kind: EntryKind::NoOps,
+            kind,
             shard: self.shard,
             length: 0,
             lsn: self.next_lsn,

@@ -28,6 +28,16 @@ pub trait Agent {
     fn stop(&mut self, _now_ns: u64) {}
 }
 
+/// Why an agent has left: what a thread unwinds with.
+#[derive(Debug)]
+pub struct Left(pub String);
+
+/// Ends the node because an agent cannot go on, for a reason outside of the program that an operator reads in one line. What
+/// it shares with others cannot be trusted any more, as after a panic, so the thread unwinds like one.
+pub fn leave(why: String) -> ! {
+    std::panic::resume_unwind(Box::new(Left(why)))
+}
+
 /// Makes an agent on the thread that will run it: transports cannot move between threads. An error says what was tried and
 /// what to do about it.
 pub type AgentBuilder = Box<dyn FnOnce() -> Result<Box<dyn Agent>, String> + Send>;

@@ -1,5 +1,6 @@
 //! Messages between a gate and a shard of the same process, over two `spsc` queues, and the shard's published progress.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,6 +10,7 @@ use antelog_protocol::{Change, ClientId, Lsn, Outcome, Position, Refusal, ShardI
 
 use crate::channel::spsc::{Consumer, Producer};
 use crate::log::LogReader;
+use crate::node::gate::OldLog;
 use crate::node::idle::Waker;
 
 /// Bytes before the record in an append.
@@ -382,6 +384,8 @@ pub struct ShardPort {
     pub requests: Producer,
     /// Answers and the order stream come from here.
     pub answers: Consumer,
+    /// The entries of its log that have left memory, if it is on disk: every reader of the gate asks there.
+    pub old: Option<RefCell<OldLog>>,
 }
 
 /// The shard's end of its gate.

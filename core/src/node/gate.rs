@@ -5,6 +5,7 @@
 //! ring or its stream's credit is used up, and delays nobody else.
 
 mod client;
+mod old;
 mod pace;
 mod read;
 mod stream;
@@ -20,6 +21,7 @@ use antelog_protocol::{ClientId, Lsn, ShardId};
 
 pub(crate) use self::client::reply_bytes_max;
 use self::client::{Answer, Client, Outcome};
+pub use self::old::OldLog;
 use super::agent::Agent;
 use super::bus::{self, ShardPort, ToGate};
 use super::mailbox::{Admission, Mailbox, Notice};
@@ -93,6 +95,8 @@ struct GateCounters {
     pushed_back: Counter,
     held_back: Counter,
     forbidden: Counter,
+    view: Counter,
+    applied: Counter,
     /// Of each shard: whether it takes appends, as far as the order stream says.
     open: Vec<(ShardId, Counter)>,
 }
@@ -210,6 +214,8 @@ impl<T: Transport> GateAgent<T> {
             pushed_back: parts.counters.register("pushed_back"),
             held_back: parts.counters.register("held_back"),
             forbidden: parts.counters.register("forbidden"),
+            view: parts.counters.register("view"),
+            applied: parts.counters.register("applied_index"),
             open: open_counters(&parts),
         };
         let common = Common {
@@ -256,7 +262,7 @@ impl<T: Transport> GateAgent<T> {
                 self.close(done);
                 return 1;
             }
-            Admission::Node { .. } => return 1,
+            Admission::Node { .. } | Admission::Leave { .. } => return 1,
         };
         if let Some(old) = self.sessions.get(&session).copied() {
             // The client knows that its old connection is dead before we do.
@@ -308,7 +314,7 @@ impl<T: Transport> GateAgent<T> {
     /// Says that everything begun is finished, once it is.
     fn look_whether_closed(&mut self) {
         if self.closing.is_some()
-            && self.clients.iter().flatten().all(|client| client.is_settled())
+            && self.clients.iter().flatten().all(|client| client.is_settled(&self.common.serving))
             && let Some(done) = self.closing.take()
         {
             // Whoever waited may have lost patience.
@@ -397,7 +403,9 @@ impl<T: Transport> GateAgent<T> {
             for (shard, open) in &self.common.counters.open {
                 open.set(takes_appends(&self.common.ledger, *shard).into());
             }
+            self.common.counters.view.set(self.common.ledger.view().into());
         }
+        self.common.counters.applied.set(self.common.ledger.applied_index());
         count + self.answer_tails()
     }
 
@@ -429,6 +437,11 @@ impl<T: Transport> GateAgent<T> {
             }
         }
         moved
+    }
+
+    /// Takes in what disks have answered.
+    fn take_old(&mut self) -> usize {
+        self.common.ports.iter_mut().filter_map(|port| port.old.as_mut()).map(|old| old.get_mut().poll()).sum()
     }
 
     fn serve_clients(&mut self) -> usize {
@@ -531,6 +544,7 @@ impl<T: Transport> Agent for GateAgent<T> {
         work += self.admit();
         work += self.take_answers();
         work += self.look_at_progress();
+        work += self.take_old();
         if work > 0 || self.again {
             work += self.serve_clients();
             self.look_whether_closed();
@@ -548,8 +562,9 @@ impl<T: Transport> Agent for GateAgent<T> {
     }
 
     fn prepare_wait(&mut self) -> bool {
+        let disk = self.common.ports.iter_mut().any(|p| p.old.as_mut().is_some_and(|old| old.get_mut().waits()));
         let seen = self.common.serving.iter().zip(&self.common.deliverable);
-        self.transport.prepare_wait()
+        disk || self.transport.prepare_wait()
             || self.mailbox.waits()
             || self.common.ports.iter().any(|p| !p.answers.is_empty())
             || self.common.queue_full.is_some_and(|(port, bytes)| self.common.ports[port].requests.room() >= bytes)

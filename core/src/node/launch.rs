@@ -17,7 +17,7 @@ use std::thread::{self, JoinHandle};
 
 use core_affinity::CoreId;
 
-use super::agent::{AgentBuilder, Invoked};
+use super::agent::{AgentBuilder, Invoked, Left};
 use super::clock::now_ns;
 use super::idle::{Idle, Parker, Waker};
 use crate::mem::sys;
@@ -233,7 +233,10 @@ fn thread_body(plan: ThreadPlan, shared: &Shared, report: &Sender<Result<(), Lau
         agents.stop(now_ns());
     }));
     if let Err(panic) = outcome {
-        shared.fail(format!("thread {name} panicked: {}", panic_text(&*panic)));
+        shared.fail(match panic.downcast_ref::<Left>() {
+            Some(Left(why)) => why.clone(),
+            None => format!("thread {name} panicked: {}", panic_text(&*panic)),
+        });
     }
 }
 

@@ -31,6 +31,11 @@ pub enum Admission<L> {
         /// What it may do.
         grant: Grant,
     },
+    /// The process is about to end: a replica or a sequencer gives up what others can take over.
+    Leave {
+        /// Gets a word when that is done. Dropped without one: there is nobody.
+        done: Sender<()>,
+    },
     /// The gate is to end: it tells its clients, takes no more requests, and finishes what it has begun.
     Close {
         /// Gets a word when that is done, which may be never.

@@ -7,12 +7,18 @@
 //! * `leader` — a primary's work in a cycle;
 //! * `follower` — a backup's: what it checks and keeps;
 //! * `change` — how one becomes the other: promotion, fence, joining;
+//! * `leave` — how one gives up its place before its process ends;
+//! * `disk` — the log on disk, if there is one; `keep` — what a cycle does with it; `catch_up` — how others are given what is only there;
 //! * `peers` — the other replicas and what is said to them;
 //! * `order` — the order stream, snapshots of it, and questions to who leads the sequencers.
 
+mod catch_up;
 mod change;
+pub(crate) mod disk;
 mod follower;
+mod keep;
 mod leader;
+mod leave;
 mod order;
 mod peers;
 
@@ -24,10 +30,14 @@ use antelog_protocol::ledger::Ledger;
 use antelog_protocol::limits::SEQUENCERS_MAX;
 use antelog_protocol::shard::ShardConfig;
 use antelog_protocol::wire::node::{NODE_MESSAGE_BYTES_MAX, NodeMessage, Place, Report};
-use antelog_protocol::{ReplicaId, ShardId};
+use antelog_protocol::{Lsn, ReplicaId, ShardId};
 
+use self::catch_up::CatchUp;
+pub use self::disk::{DiskOptions, DiskParts, Opened, open as open_disk};
+use self::disk::{OwnDisk, Past};
 use self::follower::Follower;
 use self::leader::{Leader, LeaderCounters};
+use self::leave::Leave;
 use self::order::Questions;
 use self::peers::Peer;
 pub use self::peers::{PEERS_MAX, replica_peer, sequencer_peer};
@@ -35,7 +45,7 @@ use super::agent::Agent;
 use super::bus::GatePort;
 use super::mailbox::{Admission, Mailbox, Notice};
 use super::sequencer::ORDER_CREDIT;
-use crate::channel::mirror::DRAINED_AT;
+use crate::channel::mirror::{CONTROL_REGION, DRAINED_AT};
 use crate::counters::{Counter, Counters};
 use crate::log::{LogOptions, Verifier};
 use crate::mem::Region;
@@ -55,8 +65,10 @@ pub struct ReplicaParts<L> {
     pub report_delay_ns: u64,
     /// How the log is kept.
     pub options: LogOptions,
-    /// The log: empty.
+    /// The log: empty, or what the disk had of it.
     pub log: Verifier,
+    /// The log on disk. `None`: it is in memory only.
+    pub disk: Option<DiskParts>,
     /// The gate.
     pub gate: GatePort,
     /// Connections come from here.
@@ -103,16 +115,30 @@ pub struct ReplicaAgent<T: Transport> {
     peers: Vec<Peer>,
     /// The highest epoch that this replica has obeyed.
     epoch: u32,
+    /// The log is a copy of what the primary of this epoch wrote, as far as it goes: what is bound in a later one may be
+    /// something else.
+    log_epoch: u32,
+    /// The log on disk.
+    disk: Option<OwnDisk>,
+    catch_up: Option<CatchUp>,
+    /// The slot below which the primary was told that the log is flushed here. `None`: it is to be told again.
+    told_flushed: Option<Lsn>,
+    /// The operator was told that the disk is full.
+    disk_is_full: bool,
+    /// Up to which offset the disk has room, as the primary was told: 0 for as much as is wanted.
+    told_room: Option<u64>,
     /// Whose writes are the log's.
     primary: Option<u16>,
-    /// Where the primary was told that the log may be overwritten up to.
+    /// Before this place of the log was what the primary was told that it may overwrite, and up to which offset.
     told: Place,
+    told_at: u64,
     /// It may not have heard.
     tell_again: bool,
     /// Furthest that the log ever reached in this life of the region, in absolute bytes.
     reached: u64,
     sequencers: [Sequencer; SEQUENCERS_MAX],
     questions: Questions,
+    leave: Leave,
     gate: GatePort,
     mailbox: Mailbox<Admission<T::Link>>,
     notices: Sender<Notice>,
@@ -142,8 +168,8 @@ impl<T: Transport> ReplicaAgent<T> {
     ///
     /// # Errors
     /// When the kernel has no memory for the control regions.
-    pub fn new(parts: ReplicaParts<T::Link>, source: RegionKey, transport: T) -> std::io::Result<ReplicaAgent<T>> {
-        let ReplicaParts { config, replicas, options, log, .. } = parts;
+    pub fn new(parts: ReplicaParts<T::Link>, source: RegionKey, mut transport: T) -> std::io::Result<ReplicaAgent<T>> {
+        let ReplicaParts { config, replicas, options, log, disk, .. } = parts;
         let (shard, own) = (config.shard, config.replica);
         let region = log.region().clone();
         let peers = peers::peers(own.number, replicas, source, region.len())?;
@@ -158,23 +184,41 @@ impl<T: Transport> ReplicaAgent<T> {
             demotions: parts.counters.register("demotions"),
             joins: parts.counters.register("joins"),
         };
+        let name = replica_name(shard, own.number);
+        let (disk, past, catch_up) = match disk {
+            Some(parts) => {
+                let (disk, past, old) = OwnDisk::new(&name, parts);
+                let staging = Region::new(catch_up::chunk_bytes(options.record_bytes_max))?;
+                let key = transport.register(staging.clone());
+                (Some(disk), past, Some(CatchUp::new(old, staging, key)))
+            }
+            None => (None, Past::new(&config), None),
+        };
         Ok(ReplicaAgent {
-            name: replica_name(shard, own.number),
+            name,
             shard,
             own,
             options,
             transport,
             region,
-            told: log.place(),
+            told: log.first_place().unwrap_or(log.place()),
+            told_at: log.head(),
+            told_flushed: None,
+            told_room: None,
+            disk_is_full: false,
+            catch_up,
             tell_again: false,
             reached: log.at(),
-            life: Some(Life::Following(Box::new(Follower::new(&config, ledger, log)))),
+            log_epoch: disk.as_ref().map_or(0, OwnDisk::epoch),
+            disk,
+            life: Some(Life::Following(Box::new(Follower::new(&config, ledger, log, past)))),
             config,
             peers,
             epoch: 0,
             primary: None,
             sequencers: [Sequencer::default(); SEQUENCERS_MAX],
             questions: Questions::default(),
+            leave: Leave::default(),
             gate: parts.gate,
             mailbox: parts.mailbox,
             notices: parts.notices,
@@ -225,7 +269,14 @@ impl<T: Transport> ReplicaAgent<T> {
     }
 
     fn admit(&mut self, now_ns: u64) -> usize {
-        let Some(Admission::Node { peer, link }) = self.mailbox.take() else { return 0 };
+        let (peer, link) = match self.mailbox.take() {
+            Some(Admission::Node { peer, link }) => (peer, link),
+            Some(Admission::Leave { done }) => {
+                self.leave(now_ns, done);
+                return 1;
+            }
+            _ => return 0,
+        };
         if let Some(sequencer) = self.sequencers.get_mut(usize::from(peer.0)) {
             self.transport.admit(peer, link, &[]);
             *sequencer = Sequencer { connected: true, report_due: true, ..Sequencer::default() };
@@ -237,8 +288,9 @@ impl<T: Transport> ReplicaAgent<T> {
             let greeting = self.greeting();
             self.peers[at].on_down();
             self.forget_answer(self.peers[at].bit());
+            self.forget_chunk(self.peers[at].number);
             self.peers[at].on_connected(greeting);
-            self.tell_again = true;
+            (self.tell_again, self.told_flushed, self.told_room) = (true, None, None);
             self.look_at_losses(now_ns);
         }
         1
@@ -297,15 +349,24 @@ impl<T: Transport> ReplicaAgent<T> {
         } else if let Some(at) = self.peers.iter().position(|p| p.id() == peer) {
             self.peers[at].on_down();
             self.forget_answer(self.peers[at].bit());
+            self.forget_chunk(self.peers[at].number);
             self.look_at_losses(now_ns);
         }
         // The control thread may be gone already when the node stops.
         let _ = self.notices.send(Notice::PeerDown { agent: self.name.clone(), peer, reason });
     }
 
-    /// Replicas without a connection, by their bits.
+    /// What is on its way from disk to this replica does not arrive.
+    fn forget_chunk(&mut self, number: u16) {
+        if let Some(catch_up) = &mut self.catch_up {
+            catch_up.forget(number);
+        }
+    }
+
+    /// Replicas without a connection, by their bits, and this one if it leaves.
     fn lost(&self) -> u8 {
-        self.peers.iter().filter(|p| !p.connected).fold(0, |bits, p| bits | p.bit())
+        let own = if self.leave.begun { 1 << self.own.number } else { 0 };
+        self.peers.iter().filter(|p| !p.connected).fold(own, |bits, p| bits | p.bit())
     }
 
     /// Tells the sequencers when connections to other replicas came or went.
@@ -324,6 +385,10 @@ impl<T: Transport> ReplicaAgent<T> {
             Some(Life::Following(follower) | Life::Fencing(follower, _)) => {
                 let m = follower.ledger.membership(self.shard);
                 self.counters.is_member.set(m.is_some_and(|m| m.holds(self.own)).into());
+                // An earlier life was the member, and all that it counted as durable is here.
+                let earlier = m.and_then(|m| m.member(self.own.number)).filter(|member| *member != self.own);
+                let kept = |member: &ReplicaId| self.disk.as_ref().is_some_and(|disk| disk.keeps(member.incarnation));
+                let succeeds = earlier.filter(kept).map_or(0, |member| member.incarnation);
                 self.report = Report {
                     shard: self.shard,
                     replica: self.own.number,
@@ -335,6 +400,7 @@ impl<T: Transport> ReplicaAgent<T> {
                     durable_lsn: follower.log.lsn(),
                     appended_lsn: follower.log.lsn(),
                     applied_index: follower.ledger.applied_index(),
+                    succeeds,
                     ..Report::default()
                 };
                 self.spread_report();
@@ -390,24 +456,28 @@ impl<T: Transport> ReplicaAgent<T> {
         let primary = self.peers.iter().find(|p| Some(p.number) == self.primary);
         let end = primary.map_or(0, Peer::end);
         let mut work = follower.verify(&self.name, end);
-        work += follower.learn();
+        if follower.is_true(self.log_epoch) {
+            work += follower.learn();
+        }
         self.reached = self.reached.max(follower.log.at());
         let (bound, applied) = (follower.bound(), follower.ledger.applied_index());
         self.counters.verified.set(follower.log.lsn().0);
         // Told often enough that the primary never waits, and no more often: each time is a message.
-        let untold = bound.at_bytes.saturating_sub(self.told.at_bytes);
+        let drained = self.disk.as_ref().map_or(bound.at_bytes, |disk| bound.at_bytes.min(disk.store.released()));
+        let untold = drained.saturating_sub(self.told_at);
         if let Some(peer) = primary.filter(|p| p.greeting.is_some())
-            && (untold >= self.region.len() as u64 / 16 || (self.tell_again && bound.at_bytes > 0))
+            && (untold >= self.region.len() as u64 / 16 || (self.tell_again && drained > 0))
         {
-            let remote = RemoteOffset { region: crate::channel::mirror::CONTROL_REGION, offset: DRAINED_AT };
-            let word = bound.at_bytes.to_le_bytes();
-            if self.transport.write_inline(peer.id(), &word, remote, Some(0)).is_ok() {
-                (self.told, self.tell_again) = (bound, false);
+            let remote = RemoteOffset { region: CONTROL_REGION, offset: DRAINED_AT };
+            if self.transport.write_inline(peer.id(), &drained.to_le_bytes(), remote, Some(0)).is_ok() {
+                (self.told, self.told_at, self.tell_again) = (bound, drained, false);
             }
         }
         if now_ns >= self.report_at_ns || applied - self.report.applied_index >= ORDER_CREDIT / 2 {
             self.report_at_ns = now_ns + self.config.report_every_ns;
             self.report_now(now_ns);
+            // A new primary may have wiped the word out that it was told before it knew of this replica's answer.
+            (self.told_flushed, self.told_room) = (None, None);
         }
         work
     }
@@ -436,6 +506,7 @@ impl<T: Transport> Agent for ReplicaAgent<T> {
         let followed = self.follow(now_ns);
         if work > 0 {
             self.publish();
+            self.look_whether_left();
         }
         for peer in &mut self.peers {
             peer.send(&mut self.transport);
@@ -443,8 +514,15 @@ impl<T: Transport> Agent for ReplicaAgent<T> {
         self.send_log(now_ns);
         self.send_reports(now_ns);
         self.send_questions();
+        if self.disk.as_ref().is_some_and(|disk| disk.flushed) {
+            // Others wait for what it has flushed.
+            work += self.write_behind(now_ns);
+            self.transport.flush();
+            return work + followed;
+        }
         self.transport.flush();
-        work + followed
+        // What leaves to other replicas does not wait for the disk.
+        work + followed + self.write_behind(now_ns)
     }
 
     fn deadline_ns(&self) -> Option<u64> {
@@ -454,14 +532,26 @@ impl<T: Transport> Agent for ReplicaAgent<T> {
             Some(Life::Leading(leader)) => Some(leader.shard.deadline_ns()),
             _ => connected.then_some(self.report_at_ns),
         };
-        own_ns.into_iter().chain(held_ns).min()
+        let disk_ns = self.disk.as_ref().and_then(|disk| disk.store.deadline_ns());
+        own_ns.into_iter().chain(held_ns).chain(disk_ns).min()
+    }
+
+    fn stop(&mut self, _now_ns: u64) {
+        self.end_log();
     }
 
     fn wait_fds(&self, fds: &mut Vec<RawFd>) {
         self.transport.wait_fds(fds);
+        if let Some(disk) = &self.disk {
+            disk.store.wait_fds(fds);
+        }
     }
 
     fn prepare_wait(&mut self) -> bool {
-        self.transport.prepare_wait() || self.mailbox.waits() || self.requests_wait()
+        self.transport.prepare_wait()
+            || self.mailbox.waits()
+            || self.requests_wait()
+            || self.disk.as_mut().is_some_and(|disk| disk.store.prepare_wait())
+            || self.catch_up.as_mut().is_some_and(CatchUp::waits)
     }
 }

@@ -120,6 +120,9 @@ struct SequencerCounters {
     committed: Counter,
     leads: Counter,
     members: Counter,
+    is_leader: Counter,
+    term: Counter,
+    applied: Counter,
 }
 
 /// See the module's text.
@@ -144,6 +147,8 @@ pub struct SequencerAgent<T: Transport> {
     message: Box<[u8]>,
     counters: SequencerCounters,
     started: bool,
+    /// Who waits until another one leads: the process is about to end.
+    leaving: Option<Sender<()>>,
 }
 
 impl<T: Transport> SequencerAgent<T> {
@@ -165,6 +170,9 @@ impl<T: Transport> SequencerAgent<T> {
             committed: parts.counters.register("committed_position"),
             leads: parts.counters.register("leads"),
             members: parts.counters.register("members"),
+            is_leader: parts.counters.register("is_leader"),
+            term: parts.counters.register("term"),
+            applied: parts.counters.register("applied_index"),
         };
         SequencerAgent {
             name: parts.name,
@@ -184,6 +192,7 @@ impl<T: Transport> SequencerAgent<T> {
             message: vec![0; ORDER_HEAD_BYTES + ORDER_ENTRY_BYTES_MAX].into_boxed_slice(),
             counters,
             started: false,
+            leaving: None,
         }
     }
 
@@ -217,7 +226,14 @@ impl<T: Transport> SequencerAgent<T> {
     }
 
     fn admit(&mut self) -> usize {
-        let Some(Admission::Node { peer, link }) = self.mailbox.take() else { return 0 };
+        let (peer, link) = match self.mailbox.take() {
+            Some(Admission::Node { peer, link }) => (peer, link),
+            Some(Admission::Leave { done }) => {
+                self.leaving = Some(done);
+                return 1;
+            }
+            _ => return 0,
+        };
         let member = self.member(peer);
         self.transport.admit(peer, link, &[]);
         match (member, &mut self.group) {
@@ -347,9 +363,14 @@ impl<T: Transport> SequencerAgent<T> {
         self.counters.free_windows.set(stats.free_windows);
         self.counters.fallbacks.set(stats.fallbacks);
         self.counters.committed.set(self.sequencer.ledger().committed().0);
-        if let Group::Raft(group) = &self.group {
-            self.counters.members.set(group.members().0.len() as u64);
-        }
+        self.counters.applied.set(self.sequencer.ledger().applied_index());
+        self.counters.is_leader.set(self.leads().is_some().into());
+        let (members, term) = match &self.group {
+            Group::Alone => (1, 1),
+            Group::Raft(group) => (group.members().0.len(), group.leader().1),
+        };
+        self.counters.members.set(members as u64);
+        self.counters.term.set(term);
     }
 }
 
@@ -382,6 +403,7 @@ impl<T: Transport> Agent for SequencerAgent<T> {
             group.tick(now_ns);
             self.commit(now_ns);
         }
+        self.look_whether_left();
         if work > 0 {
             self.publish();
         }

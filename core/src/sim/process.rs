@@ -120,8 +120,15 @@ impl<O: Overlay> Builder<'_, O> {
         shard_requests.set_producer_waker(gate_waker.clone());
         answers.set_producer_waker(replica_waker);
         let progress = Arc::new(Progress::default());
-        let port =
-            ShardPort { shard, replica: number, log: log.reader(), progress: progress.clone(), requests, answers };
+        let port = ShardPort {
+            shard,
+            replica: number,
+            log: log.reader(),
+            progress: progress.clone(),
+            requests,
+            answers,
+            old: None,
+        };
         let gate = GatePort { progress, requests: shard_requests, answers: shard_answers, waker: gate_waker, relays };
         let role = Role::Follower { number: agent };
         let (mut transport, endpoint) = self.transport(agent, PEERS_MAX, role);
@@ -134,6 +141,7 @@ impl<O: Overlay> Builder<'_, O> {
             report_delay_ns: 0,
             options: LogOptions { retention: knobs.retention, record_bytes_max: knobs.record_bytes_max as usize },
             log,
+            disk: None,
             gate,
             mailbox,
             notices: self.notices.clone(),

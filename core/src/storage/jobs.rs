@@ -6,6 +6,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::disk::{Disk, Name, Op};
+use super::error::StoreError;
 use super::format::{HEADER_BYTES, IDENTITY_FILE_BYTES, NOTE_BYTES_MAX};
 use super::store::{ACTIVE_MAX, Active, IDENTITY_FILE, LogStore, MAKE, Passing, SAVE, TIDY};
 use crate::mem::Region;
@@ -226,6 +227,24 @@ impl<D: Disk> LogStore<D> {
         self.identity.note.extend_from_slice(note);
         self.saving.wanted += 1;
         self.saving.wanted
+    }
+
+    /// As [`save`](Self::save), and waits until the note is durable.
+    ///
+    /// # Errors
+    /// When the disk fails or is full.
+    pub fn save_now(&mut self, note: &[u8]) -> Result<(), StoreError> {
+        let wanted = self.save(note);
+        loop {
+            self.poll(self.now_ns)?;
+            if self.saved() >= wanted {
+                return Ok(());
+            }
+            if self.saving.full {
+                return Err(StoreError::Full { place: self.disk.place() });
+            }
+            self.disk.wait();
+        }
     }
 
     /// The newest call of [`save`](Self::save) whose note is durable.

@@ -1,6 +1,7 @@
 //! A place in the chain of entries, and the step over one entry from there.
 
 use antelog_protocol::wire::entry::{CRC_OFFSET, EntryHeader, EntryKind, HEADER_BYTES};
+use antelog_protocol::wire::node::Place;
 use antelog_protocol::{Lsn, ShardId};
 
 use super::format::Layout;
@@ -21,8 +22,20 @@ pub struct Mark {
     pub epoch: u32,
 }
 
+impl From<Place> for Mark {
+    fn from(Place { epoch, crc, at_bytes: at, lsn }: Place) -> Mark {
+        Mark { at, lsn, crc, epoch }
+    }
+}
+
+impl From<Mark> for Place {
+    fn from(Mark { at: at_bytes, lsn, crc, epoch }: Mark) -> Place {
+        Place { epoch, crc, at_bytes, lsn }
+    }
+}
+
 /// Bytes an entry takes; a pad says what it skips.
-pub(super) fn entry_bytes(header: &EntryHeader) -> usize {
+pub fn entry_bytes(header: &EntryHeader) -> usize {
     match header.kind {
         EntryKind::Pad => HEADER_BYTES + header.length as usize,
         _ => header.span_bytes(),

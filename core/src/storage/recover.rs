@@ -17,6 +17,15 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Bytes read at a time, at most.
 const CHUNK_BYTES_MAX: u64 = 1 << 20;
 
+/// Bytes of a region of this length that recovery may leave unfilled, beside its longest entry.
+pub fn refill_margin(region_bytes: u64) -> u64 {
+    chunk_bytes(region_bytes) + region_bytes / 64
+}
+
+fn chunk_bytes(region_bytes: u64) -> u64 {
+    (region_bytes / 4).min(CHUNK_BYTES_MAX)
+}
+
 /// What was found in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recovered {
@@ -306,7 +315,7 @@ impl<'a, D: Disk> Walk<'a, D> {
             segment_bytes,
             region: store.region.clone(),
             // The longest entry, and a chunk beyond it, fit the region together.
-            chunk_bytes: (region_bytes / 4).min(CHUNK_BYTES_MAX),
+            chunk_bytes: chunk_bytes(region_bytes),
             mark: begins,
             loaded: begins.at - begins.at % BLOCK,
             touched: begins.at,

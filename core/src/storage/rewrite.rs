@@ -62,11 +62,12 @@ impl<D: Disk> LogStore<D> {
         })
     }
 
-    /// Makes everything durable and says that the replica ended in an orderly way. Waits for the disk.
+    /// Makes everything durable and says that the replica ended in an orderly way: nothing may be written afterwards. Waits
+    /// for the disk.
     ///
     /// # Errors
     /// When the disk fails or is full.
-    pub fn finish(mut self) -> Result<(), StoreError> {
+    pub fn finish(&mut self) -> Result<(), StoreError> {
         self.flush();
         self.settle()?;
         self.drain()?;
@@ -93,11 +94,7 @@ impl<D: Disk> LogStore<D> {
 
     /// Lets everything under way end, and forgets what was to follow.
     fn drain(&mut self) -> Result<(), StoreError> {
-        while self.under_way > 0 {
-            if self.take_completions() == 0 {
-                self.disk.wait();
-            }
-        }
+        self.wait_for_writes();
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }

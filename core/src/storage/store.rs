@@ -372,6 +372,20 @@ impl<D: Disk> LogStore<D> {
         self.unix_ms + self.now_ns / 1_000_000
     }
 
+    /// Lets everything that is under way end, and gives the disk nothing new: the region's bytes may be changed then.
+    pub fn wait_for_writes(&mut self) {
+        while self.under_way > 0 {
+            if self.take_completions() == 0 {
+                self.disk.wait();
+            }
+        }
+    }
+
+    /// The end that was last given to [`write_up_to`](Self::write_up_to).
+    pub fn requested(&self) -> Mark {
+        self.requested
+    }
+
     /// End of what the files hold, in absolute bytes.
     pub fn written(&self) -> u64 {
         self.written

@@ -26,6 +26,7 @@ fn handshakes(write: &mut dyn FnMut(&str, Vec<u8>)) {
     for (from, rdma, nonce) in [
         (Endpoint::Node { from: 3, to: 1, incarnation: 9 }, Err("no device".to_owned()), None),
         (Endpoint::Client { session: 7 }, Ok(()), Some([5; 32])),
+        (Endpoint::Observer, Ok(()), None),
     ] {
         let ability = Ability { wish: Wish::Auto, rdma };
         let hello =

@@ -27,6 +27,7 @@ client_ring_bytes = 1048576
 record_bytes_max = 65536
 clients_max = 8
 suspect_ms = 2000
+lost_grace_ms = 2000
 tick_us = 5000
 [launch]
 rdma_ack_timeout = 16

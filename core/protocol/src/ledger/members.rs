@@ -6,7 +6,7 @@ use super::{Applied, Ledger, Span};
 use crate::mutant::{Mutant, planted};
 use crate::types::{CutPoint, Lsn, Position, ReplicaId, ShardId};
 use crate::wire::order::{
-    Decree, ShardChange, ShardChangeHead, encode_cut, encode_decree, encode_grant, encode_shard_change,
+    Decree, ShardChange, ShardChangeHead, encode_cut, encode_decree, encode_free_cut, encode_grant, encode_shard_change,
 };
 
 /// Failures remembered even when all they made void is forgotten: clients ask about them late.
@@ -86,7 +86,7 @@ impl Ledger {
     pub fn is_decreed(&self, shard: ShardId, position: Position) -> bool {
         // Leases end in the order of the failures.
         let mut concerned = self.failed.iter().rev().take_while(|f| f.lease_end > position);
-        concerned.any(|f| f.shard == shard && f.from <= position)
+        concerned.any(|f| (f.shard == shard || planted(Mutant::VoidTheNeighbours)) && f.from <= position)
     }
 
     /// The first positions at or above `from` and below `to` that were to be a shard's and are void, because it was lost:
@@ -122,15 +122,19 @@ impl Ledger {
 
     /// Void unless it names its latest predecessor. What is known first of a shard is taken as it is: a snapshot begins so.
     pub(super) fn apply_shard_change(&mut self, change: &ShardChange<'_>) -> Applied {
-        let known = self.membership(change.shard).map(|m| (m.change, m.epoch, m.primary, m.has_failed()));
+        let led_by = change.members.iter().find(|m| m.number == change.primary);
+        let known = self.membership(change.shard).map(|m| {
+            let leads_on = m.primary == change.primary && m.member(m.primary) == led_by;
+            (m.change, m.epoch, leads_on, m.has_failed())
+        });
         if change.view != self.view {
             return Applied::Void;
         }
-        if let Some((latest, epoch, primary, has_failed)) = known {
+        if let Some((latest, epoch, leads_on, has_failed)) = known {
             let again = planted(Mutant::ApplyVoidChanges);
             let follows = change.change == latest + 1 && !change.members.is_empty() || again;
-            // Another primary is another epoch; so is whoever begins where a lost shard ended.
-            let begins = change.primary != primary || has_failed;
+            // Another primary, or another life of the same, is another epoch; so is whoever begins where a lost shard ended.
+            let begins = !leads_on || has_failed;
             let epoch_fits = if begins { change.epoch > epoch } else { change.epoch == epoch };
             if !follows || !(epoch_fits || again) {
                 return Applied::Void;
@@ -194,6 +198,57 @@ impl Ledger {
             emit(bytes);
             count += 1;
         };
+        self.say_members(buffer, &mut say);
+        let Some(first) = self.snapshot_first() else { return count };
+        for (index, span) in self.spans.iter().enumerate().skip(first) {
+            let from = if index == first { Some(self.bound) } else { None };
+            let (head, members) = span.grant_from(from, self.view);
+            let len = encode_grant(buffer, head, &members);
+            say(&buffer[..len]);
+            let starts_at = CutPoint { window: head.window, cut: head.first_cut, prefix: 0 };
+            if index == first && span.is_fixed() && self.bound > starts_at {
+                let len = encode_cut(buffer, self.view, self.bound);
+                say(&buffer[..len]);
+            }
+        }
+        count
+    }
+
+    /// As [`snapshot`](Self::snapshot), with all that this ledger knows, from [`first_known`](Self::first_known) on: for
+    /// those that map old positions, as whoever serves a log does.
+    pub fn history(&self, buffer: &mut [u8], mut emit: impl FnMut(&[u8])) -> u32 {
+        let mut count = 0;
+        let mut say = |bytes: &[u8]| {
+            emit(bytes);
+            count += 1;
+        };
+        self.say_members(buffer, &mut say);
+        let bound_in = self.spans.iter().rposition(|s| s.window <= self.bound.window);
+        for (index, span) in self.spans.iter().enumerate() {
+            let (head, members) = span.grant_known(self.view);
+            let starts_at = CutPoint { window: head.window, cut: head.first_cut, prefix: 0 };
+            let len = encode_grant(buffer, head, &members);
+            say(&buffer[..len]);
+            if !span.is_fixed() && span.rows().next().is_some() {
+                if index > 0 {
+                    // What comes before a free window is bound when its first cut is.
+                    let len = encode_cut(buffer, self.view, starts_at);
+                    say(&buffer[..len]);
+                }
+                for (point, lsns) in span.rows() {
+                    let len = encode_free_cut(buffer, self.view, point, &lsns);
+                    say(&buffer[..len]);
+                }
+            } else if bound_in == Some(index) && (self.bound > starts_at || index > 0) {
+                let len = encode_cut(buffer, self.view, self.bound);
+                say(&buffer[..len]);
+            }
+        }
+        count
+    }
+
+    /// Who holds each shard's log, and which shards were lost.
+    fn say_members(&self, buffer: &mut [u8], say: &mut impl FnMut(&[u8])) {
         for m in &self.memberships {
             let head = ShardChangeHead {
                 view: self.view,
@@ -211,18 +266,5 @@ impl Ledger {
             let len = encode_decree(buffer, &Decree { view, shard, from, lease_end, lsn });
             say(&buffer[..len]);
         }
-        let Some(first) = self.snapshot_first() else { return count };
-        for (index, span) in self.spans.iter().enumerate().skip(first) {
-            let from = if index == first { Some(self.bound) } else { None };
-            let (head, members) = span.grant_from(from, self.view);
-            let len = encode_grant(buffer, head, &members);
-            say(&buffer[..len]);
-            let starts_at = CutPoint { window: head.window, cut: head.first_cut, prefix: 0 };
-            if index == first && span.is_fixed() && self.bound > starts_at {
-                let len = encode_cut(buffer, self.view, self.bound);
-                say(&buffer[..len]);
-            }
-        }
-        count
     }
 }

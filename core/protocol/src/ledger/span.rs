@@ -462,4 +462,27 @@ impl Span {
         }
         (head, members)
     }
+
+    /// The grant that tells of all of this span that is known; of a free span, its cuts follow.
+    pub(super) fn grant_known(&self, view: u32) -> (GrantHead, Vec<Member>) {
+        let (mut head, mut members) = self.grant_from(None, view);
+        if self.mode == WindowMode::Free {
+            let point = self.point_after(self.rows_dropped());
+            (head.window, head.first_cut, head.start) = (point.window, point.cut, Position(self.row_base[0]));
+            head.windows = (self.window_end() - point.window) as u32;
+            for (member, lsn) in members.iter_mut().zip(&self.row_base[1..]) {
+                member.first_lsn = Lsn(*lsn);
+            }
+        }
+        (head, members)
+    }
+
+    /// The cuts of a free span that are remembered: the point that each reaches, and where the members' slots end there.
+    pub(super) fn rows(&self) -> impl Iterator<Item = (CutPoint, Vec<Lsn>)> + '_ {
+        let known = self.rows_dropped() + 1..=self.rows_pushed;
+        known.filter_map(|cuts| {
+            let row = self.row(cuts)?;
+            Some((self.point_after(cuts), row[1..].iter().map(|lsn| Lsn(*lsn)).collect()))
+        })
+    }
 }

@@ -277,6 +277,18 @@ proptest! {
         for (position, slot) in slots.iter().enumerate().skip(before as usize) {
             prop_assert_eq!(joined.position(slot.shard, slot.lsn), Some(Position(position as u64)));
         }
+        // One that is told everything agrees on everything.
+        let mut whole = Ledger::at(ledger.applied_index(), ledger.first_known(), 0, 4);
+        ledger.history(&mut buffer, |entry| {
+            whole.apply_snapshot(&OrderEntry::decode(entry).unwrap()).unwrap();
+        });
+        prop_assert_eq!(whole.committed(), ledger.committed());
+        prop_assert_eq!(whole.bound(), ledger.bound());
+        prop_assert_eq!(whole.granted_end(), ledger.granted_end());
+        prop_assert_eq!(whole.next_window(), ledger.next_window());
+        for slot in &slots {
+            prop_assert_eq!(whole.position(slot.shard, slot.lsn), ledger.position(slot.shard, slot.lsn));
+        }
         // One that was only behind keeps what it knew of the rest.
         joined.continue_from(ledger);
         for (position, slot) in slots.iter().enumerate() {
@@ -295,6 +307,22 @@ fn members(ledger: &mut Ledger, shard: u16, change: u32, epoch: u32, primary: u1
     apply(ledger, &buffer[..len]).unwrap()
 }
 
+/// The primary of shard 0, born again, goes on alone.
+fn life(ledger: &mut Ledger, change: u32, epoch: u32) -> Applied {
+    let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+    let head = ShardChangeHead { view: ledger.view(), shard: ShardId(0), change, epoch, primary: 0, since_failure: 0 };
+    let len = encode_shard_change(&mut buffer, head, &[crate::ReplicaId { number: 0, incarnation: 99 }]);
+    apply(ledger, &buffer[..len]).unwrap()
+}
+
+#[test]
+fn another_life_of_the_primary_is_another_epoch() {
+    let mut ledger = Ledger::new(8);
+    members(&mut ledger, 0, 1, 1, 0, &[0, 1]);
+    assert_eq!(life(&mut ledger, 2, 2), Applied::MembersChanged(ShardId(0)));
+    assert_eq!(ledger.membership(ShardId(0)).map(|m| (m.epoch, m.primary, m.members.len())), Some((2, 0, 1)));
+}
+
 #[test]
 fn a_change_of_members_is_void_unless_it_names_its_predecessor() {
     let mut ledger = Ledger::new(8);
@@ -305,6 +333,7 @@ fn a_change_of_members_is_void_unless_it_names_its_predecessor() {
     assert_eq!(members(&mut ledger, 0, 3, 1, 0, &[0]), Applied::Void, "one is missing");
     assert_eq!(members(&mut ledger, 0, 2, 1, 1, &[1]), Applied::Void, "another primary in the same epoch");
     assert_eq!(members(&mut ledger, 0, 2, 2, 0, &[0]), Applied::Void, "another epoch of the same primary");
+    assert_eq!(life(&mut ledger, 2, 1), Applied::Void, "another life of the primary in the same epoch");
     assert_eq!(members(&mut ledger, 0, 2, 2, 1, &[1]), Applied::MembersChanged(a));
     let now = ledger.membership(a).unwrap();
     assert_eq!((now.change, now.epoch, now.primary, now.members.len()), (2, 2, 1, 1));
@@ -361,11 +390,20 @@ fn a_snapshot_tells_of_members_and_of_what_is_void() {
     grant(&mut ledger, WindowMode::Fixed, 2, 10, 70, &[member(0, 2, 40), member(1, 0, 3)]);
     members(&mut ledger, 1, 3, 2, 1, &[1]);
     members(&mut ledger, 1, 4, 2, 1, &[1, 2]);
+    for base in [ledger.snapshot_base(), ledger.first_known()] {
+        agrees(&ledger, base);
+    }
+}
+
+/// A follower that is told what is known from `base` on agrees with the ledger.
+fn agrees(ledger: &Ledger, base: Position) {
     let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
     let mut entries = Vec::new();
-    let count = ledger.snapshot(&mut buffer, |entry| entries.push(entry.to_vec()));
+    let note = |entry: &[u8]| entries.push(entry.to_vec());
+    let whole = base == ledger.first_known();
+    let count = if whole { ledger.history(&mut buffer, note) } else { ledger.snapshot(&mut buffer, note) };
     assert_eq!(count as usize, entries.len());
-    let mut late = Ledger::at(ledger.applied_index(), ledger.snapshot_base(), ledger.view(), 8);
+    let mut late = Ledger::at(ledger.applied_index(), base, ledger.view(), 8);
     for entry in &entries {
         late.apply_snapshot(&OrderEntry::decode(entry).unwrap()).unwrap();
     }
@@ -374,7 +412,7 @@ fn a_snapshot_tells_of_members_and_of_what_is_void() {
         assert_eq!(late.membership(shard), ledger.membership(shard));
         assert_eq!(late.committed_lsn(shard), ledger.committed_lsn(shard));
         for lsn in 0..70 {
-            let known = ledger.position(shard, Lsn(lsn)).filter(|p| *p >= ledger.snapshot_base());
+            let known = ledger.position(shard, Lsn(lsn)).filter(|p| *p >= base);
             assert_eq!(late.position(shard, Lsn(lsn)), known, "shard {shard}, slot {lsn}");
         }
     }

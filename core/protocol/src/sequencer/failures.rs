@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 use super::members::Part;
 use super::{Sequencer, SequencerOut};
 use crate::ledger::Membership;
+use crate::mutant::{Mutant, planted};
 use crate::types::{Lsn, ReplicaId, ShardId};
 use crate::wire::node::Report;
 use crate::wire::order::{ShardChangeHead, encode_shard_change, encode_view_change};
@@ -33,6 +34,8 @@ pub(super) struct ReplicaState {
     epoch: u32,
     durable: Lsn,
     joiner: Option<ReplicaId>,
+    /// The member that it was in an earlier life and keeps everything of; 0: none.
+    succeeds: u64,
 }
 
 /// What is to be written.
@@ -44,7 +47,7 @@ enum Decision {
 
 impl Sequencer {
     fn replica_mut(&mut self, shard: ShardId, number: u16) -> Option<&mut ReplicaState> {
-        let at = self.shards.binary_search_by_key(&shard, |s| s.shard).ok()?;
+        let at = self.index(shard)?;
         self.replicas[at].get_mut(usize::from(number))
     }
 
@@ -75,6 +78,7 @@ impl Sequencer {
         let is_new = state.incarnation != report.incarnation || !state.connected;
         let news = is_new
             || (state.lost, state.change, state.joiner) != (report.lost, report.change, report.joiner)
+            || state.succeeds != report.succeeds
             || state.durable > report.durable_lsn;
         if report.lost & !state.lost != 0 {
             state.lost_ns = now_ns;
@@ -89,6 +93,7 @@ impl Sequencer {
             epoch: report.epoch,
             durable: report.durable_lsn,
             joiner: report.joiner,
+            succeeds: report.succeeds,
         };
         self.look |= news;
     }
@@ -97,6 +102,11 @@ impl Sequencer {
     pub(super) fn look_at_replicas(&mut self, now_ns: u64, out: &mut impl SequencerOut) {
         self.look = true;
         self.decide(now_ns, out);
+    }
+
+    /// Whether anything happened to a replica, or silence has to be looked for.
+    pub(super) fn may_look(&self, now_ns: u64) -> bool {
+        self.look || self.look_at_ns.is_some_and(|at| at <= now_ns)
     }
 
     /// When silence has to be looked for.
@@ -119,12 +129,8 @@ impl Sequencer {
 
     /// Writes what follows from who is lost, if anything does.
     pub(super) fn encode_membership(&mut self, now_ns: u64) -> Option<usize> {
-        if self.look_at_ns.is_some_and(|at| at <= now_ns) {
-            self.look = true;
-        }
-        if !self.look {
-            return None;
-        }
+        // Until nothing follows any more.
+        self.look = true;
         // Silence is looked for twice within the time that makes it a failure.
         let soon = self.replicas.iter().flatten().any(|r| !r.connected && r.incarnation != 0);
         let pause_ns = if soon { self.config.lost_grace_ns / 2 } else { self.config.suspect_ns / 4 };
@@ -177,25 +183,40 @@ impl Sequencer {
     fn lost_or_gained(&self, now_ns: u64, replicas: &[ReplicaState], m: &Membership) -> Option<Decision> {
         let is_alive = |member: &&ReplicaId| !self.is_lost(now_ns, replicas, m, **member);
         let primary = replicas.get(usize::from(m.primary))?;
-        if primary.joiner.is_none() && m.members.iter().all(|member| is_alive(&member)) {
+        let is_settled = |member: &ReplicaId| {
+            is_alive(&member) && replicas.get(usize::from(member.number)).is_none_or(|r| !leaves(r, member.number))
+        };
+        if primary.joiner.is_none() && m.members.iter().all(is_settled) {
             return None;
         }
-        let alive: Vec<ReplicaId> = m.members.iter().filter(is_alive).copied().collect();
+        let mut alive: Vec<ReplicaId> = m.members.iter().filter(is_alive).copied().collect();
+        let stays = |member: &ReplicaId| !leaves(&replicas[usize::from(member.number)], member.number);
+        // Nobody takes the place of the last.
+        if alive.iter().any(stays) {
+            alive.retain(stays);
+        }
         if alive.is_empty() {
+            return self.succeeding(now_ns, replicas, m);
+        }
+        // Whoever was not heard yet may not be there, while somebody is who keeps everything on disk.
+        let heard = |a: &&ReplicaId| replicas[usize::from(a.number)].incarnation != 0;
+        let primary_lost = !alive.iter().any(|a| a.number == m.primary);
+        if primary_lost && planted(Mutant::FailWithThePrimary) {
             return Some(Decision::Fail);
         }
-        if !alive.iter().any(|a| a.number == m.primary) {
-            let verified = |a: &&ReplicaId| (replicas[usize::from(a.number)].durable, core::cmp::Reverse(a.number));
-            let promoted = alive.iter().max_by_key(verified)?.number;
+        if primary_lost {
+            let promoted = alive.iter().filter(heard).max_by_key(|a| longest(replicas, a))?.number;
             return Some(Decision::Members { epoch: m.epoch + 1, primary: promoted, members: alive });
         }
         if alive.len() < m.members.len() {
-            return Some(Decision::Members { epoch: m.epoch, primary: m.primary, members: alive });
+            let led = alive.iter().filter(heard).any(|a| a.number == m.primary);
+            return led.then_some(Decision::Members { epoch: m.epoch, primary: m.primary, members: alive });
         }
         let joiner = primary.joiner.filter(|_| primary.epoch == m.epoch && primary.change == m.change)?;
         let known = replicas.get(usize::from(joiner.number))?;
         let is_there =
             known.connected && known.incarnation == joiner.incarnation && primary.lost & 1 << joiner.number == 0;
+        let is_there = is_there && !leaves(known, joiner.number);
         let mut members = alive;
         // A joiner that is gone again counts until a change says that it does not.
         if is_there && m.member(joiner.number).is_none() {
@@ -203,6 +224,33 @@ impl Sequencer {
             members.sort_unstable();
         }
         Some(Decision::Members { epoch: m.epoch, primary: m.primary, members })
+    }
+
+    /// All members of a shard are lost. Those that were born again and keep everything on disk that counted as durable go on
+    /// with it, and nothing fails; otherwise the shard has.
+    fn succeeding(&self, now_ns: u64, replicas: &[ReplicaState], m: &Membership) -> Option<Decision> {
+        let state = |member: &ReplicaId| &replicas[usize::from(member.number)];
+        let is_here = |r: &ReplicaState| r.connected && r.incarnation != 0;
+        // Who has not heard yet who the members are cannot say that it was one.
+        let is_behind = |r: &ReplicaState| is_here(r) && r.change < m.change;
+        if m.members.iter().any(|member| is_behind(state(member))) {
+            return None;
+        }
+        let mut here = m.members.iter().filter(|member| is_here(state(member)));
+        let keeps = |member: &&ReplicaId| state(member).succeeds == member.incarnation;
+        if here.clone().next().is_none() || !here.any(|member| keeps(&member)) {
+            return Some(Decision::Fail);
+        }
+        // All have the time to come that would have made them suspected.
+        let waits = |r: &ReplicaState| !is_here(r) && r.heard_ns + self.config.suspect_ns > now_ns;
+        if m.members.iter().any(|member| waits(state(member))) {
+            return None;
+        }
+        let born = |member: &ReplicaId| ReplicaId { number: member.number, incarnation: state(member).incarnation };
+        let keeping = m.members.iter().filter(|member| is_here(state(member)) && keeps(member));
+        let members: Vec<ReplicaId> = keeping.map(born).collect();
+        let primary = members.iter().max_by_key(|member| longest(replicas, member))?.number;
+        Some(Decision::Members { epoch: m.epoch + 1, primary, members })
     }
 
     fn is_lost(&self, now_ns: u64, replicas: &[ReplicaState], m: &Membership, member: ReplicaId) -> bool {
@@ -260,7 +308,7 @@ impl Sequencer {
     ///
     /// [`Mutant::ApplyVoidChanges`]: crate::mutant::Mutant::ApplyVoidChanges
     pub(super) fn encode_void_change(&mut self, shard: ShardId) -> Option<usize> {
-        let at = self.shards.binary_search_by_key(&shard, |s| s.shard).ok()?;
+        let at = self.index(shard)?;
         let m = self.ledger.membership(shard)?;
         let head = ShardChangeHead {
             view: self.ledger.view(),
@@ -280,7 +328,7 @@ impl Sequencer {
     /// A shard has other members. One that was lost comes back at the next edge.
     pub(super) fn on_members_changed(&mut self, shard: ShardId) {
         self.stats.member_changes += u64::from(self.leads);
-        let Ok(at) = self.shards.binary_search_by_key(&shard, |s| s.shard) else { return };
+        let Some(at) = self.index(shard) else { return };
         let state = &mut self.shards[at];
         if state.part == Part::Failed && !state.wanted {
             // Its operator asked for it to leave while it was lost.
@@ -294,6 +342,16 @@ impl Sequencer {
         // Whoever leads the shard now may not have heard the target.
         self.look = true;
     }
+}
+
+/// Whether a replica says of itself that it is about to end.
+fn leaves(state: &ReplicaState, number: u16) -> bool {
+    state.lost & 1 << number != 0
+}
+
+/// Who has verified most comes last; of several, the one with the smallest number.
+fn longest(replicas: &[ReplicaState], member: &ReplicaId) -> (Lsn, core::cmp::Reverse<u16>) {
+    (replicas[usize::from(member.number)].durable, core::cmp::Reverse(member.number))
 }
 
 /// A shard begins with all its replicas but the spares.

@@ -55,6 +55,7 @@ impl Sequencer {
         (self.next_tick_ns, self.tick_due, self.watch_at_ns) = (None, false, None);
         self.asked = super::Asked::default();
         self.decided_at_ns = Some(now_ns);
+        self.unsettled = true;
         // Who was not heard by this member has as much time as everybody else.
         self.expect_replicas(now_ns);
         let (bound, granted) = (CutPoint { prefix: 0, ..self.ledger.bound() }, self.ledger.granted_point());

@@ -61,7 +61,7 @@ impl Sequencer {
     }
 
     pub(super) fn index_of(&self, shard: ShardId) -> Result<usize, ChangeError> {
-        self.shards.binary_search_by_key(&shard, |s| s.shard).map_err(|_| ChangeError::UnknownShard(shard))
+        self.index(shard).ok_or(ChangeError::UnknownShard(shard))
     }
 
     fn join(&mut self, shard: ShardId) {
@@ -82,6 +82,7 @@ impl Sequencer {
             return;
         }
         self.shards[at].part = Part::Closing { leave: true };
+        self.unsettled = true;
         if !self.leads {
             return;
         }
@@ -134,9 +135,10 @@ impl Sequencer {
 
     /// Shards whose slots are all granted and that take no appends any more leave now, not with the window.
     pub(super) fn look_at_leavers(&mut self) {
-        if self.change || !self.shards.iter().any(|s| s.part == Part::Closing { leave: true } && s.closed) {
+        if self.change || !self.unsettled {
             return;
         }
+        self.unsettled = self.shards.iter().any(|s| matches!(s.part, Part::Closing { .. } | Part::Grounded { .. }));
         let drained = |at: &usize| {
             let state = &self.shards[*at];
             state.part == Part::Closing { leave: true } && state.closed && self.backlog(*at) == 0
@@ -165,6 +167,9 @@ impl Sequencer {
 
     /// When grounded shards return even if the log is idle.
     pub(super) fn return_at_ns(&self) -> Option<u64> {
+        if !self.unsettled {
+            return None;
+        }
         let until = |s: &ShardState| if let Part::Grounded { until_ns } = s.part { Some(until_ns) } else { None };
         self.shards.iter().filter_map(until).min().map(|at| at + self.window_ns())
     }
@@ -274,6 +279,7 @@ impl Sequencer {
         let again = state.returned_at_ns > 0 && now_ns - state.returned_at_ns < steady_ns;
         state.grounded_before = if again { state.grounded_before + 1 } else { 0 };
         state.part = Part::Closing { leave: false };
+        self.unsettled = true;
         self.stats.grounded += 1;
         self.send_target(now_ns, at, out);
         self.recount(now_ns);

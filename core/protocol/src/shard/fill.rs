@@ -50,7 +50,11 @@ impl Shard {
 
     /// Says how much room the log region has left for fills.
     pub fn set_room(&mut self, room: FillRoom) {
-        self.room = room;
+        let had_none = core::mem::replace(&mut self.room, room) == FillRoom::None;
+        if had_none && room != FillRoom::None && self.target_end().is_some() {
+            // What was asked for meanwhile is not asked for again.
+            self.fill_at_ns = Some(0);
+        }
     }
 
     fn may_fill(&self) -> bool {

@@ -307,8 +307,11 @@ fn a_full_log_fills_to_the_end_of_the_grants_and_one_without_any_room_only_repor
     assert!(rig.shard.deadline_ns() > 400 * TICK, "and does not spin");
     // Room again: the target was kept.
     rig.shard.set_room(FillRoom::Plenty);
-    rig.target(410 * TICK, 1, 2);
-    assert_eq!(rig.world.no_ops.len(), 2);
+    assert!(rig.shard.deadline_ns() <= 410 * TICK);
+    rig.shard.on_time(410 * TICK, &mut rig.world);
+    assert_eq!(rig.world.no_ops.len(), 2, "without being asked again");
+    rig.target(411 * TICK, 1, 2);
+    assert_eq!(rig.world.no_ops.len(), 3);
 }
 
 #[test]

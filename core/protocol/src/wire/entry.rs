@@ -21,6 +21,8 @@ pub enum EntryKind {
     Record,
     /// `count` slots without a record.
     NoOps,
+    /// `count` slots that were bound and that no replica has any more: their shard was lost and has returned without them.
+    Lost,
     /// No slot: skips to the end of the region so that entries stay contiguous.
     Pad,
 }
@@ -36,7 +38,7 @@ pub struct EntryHeader {
     pub length: u32,
     /// First slot of the entry.
     pub lsn: Lsn,
-    /// Slots: 1 for a record, any number from 1 for no-ops, 0 for a pad.
+    /// Slots: 1 for a record, any number from 1 for no-ops and lost slots, 0 for a pad.
     pub count: u32,
     /// The primary's epoch.
     pub epoch: u32,
@@ -61,6 +63,7 @@ impl EntryHeader {
             EntryKind::Record => 1,
             EntryKind::NoOps => 2,
             EntryKind::Pad => 3,
+            EntryKind::Lost => 4,
         };
         let mut w = Writer::new(&mut bytes);
         w.u8(kind).u8(VERSION).u16(self.shard.0).u32(self.length).u64(self.lsn.0).u32(self.count).u32(self.epoch);
@@ -78,6 +81,7 @@ impl EntryHeader {
             1 => EntryKind::Record,
             2 => EntryKind::NoOps,
             3 => EntryKind::Pad,
+            4 => EntryKind::Lost,
             tag => return Err(DecodeError::Tag(tag)),
         };
         if r.u8()? != VERSION {
@@ -101,7 +105,7 @@ impl EntryHeader {
         };
         let count_fits = match kind {
             EntryKind::Record => header.count == 1,
-            EntryKind::NoOps => header.count >= 1 && header.length == 0,
+            EntryKind::NoOps | EntryKind::Lost => header.count >= 1 && header.length == 0,
             EntryKind::Pad => header.count == 0,
         };
         if !count_fits {

@@ -25,7 +25,8 @@ pub struct Report {
     pub epoch: u32,
     /// That change's number.
     pub change: u32,
-    /// Replicas of the shard that it has no connection to, by their numbers' bits.
+    /// Replicas of the shard that it has no connection to, by their numbers' bits. Its own: it is about to end, and whoever
+    /// can is to take its place.
     pub lost: u8,
     /// A replica that holds everything and waits to become a member, as the primary knows it.
     pub joiner: Option<ReplicaId>,
@@ -45,6 +46,9 @@ pub struct Report {
     pub records: u64,
     /// Index of the last order entry applied: the order stream's credit.
     pub applied_index: u64,
+    /// The member that this replica was in an earlier life, of which it keeps everything on disk that counted as durable.
+    /// 0: none.
+    pub succeeds: u64,
 }
 
 /// Sequencer to shard: bring the report up to this cut now.
@@ -199,7 +203,8 @@ impl<'a> NodeMessage<'a> {
                     .u64(report.appended_lsn.0)
                     .u64(report.records_lsn.0)
                     .u64(report.records)
-                    .u64(report.applied_index);
+                    .u64(report.applied_index)
+                    .u64(report.succeeds);
             }
             NodeMessage::Target(target) => {
                 w.u8(2).u8(target.close.into()).u16(target.point.prefix).u32(target.point.cut).u64(target.point.window);
@@ -338,6 +343,7 @@ fn decode_report(r: &mut Reader<'_>) -> Result<Report, DecodeError> {
         records_lsn: Lsn(r.u64()?),
         records: r.u64()?,
         applied_index: r.u64()?,
+        succeeds: r.u64()?,
     })
 }
 
@@ -379,6 +385,7 @@ mod tests {
             closed: true,
             records: 8,
             applied_index: 9,
+            succeeds: 21,
         };
         let target = Target { point: CutPoint { window: 1, cut: 2, prefix: 0 }, close: true, lead_ns: 5 };
         let (client, token) = (ClientId(u128::MAX - 5), 11);

@@ -533,6 +533,7 @@ pub fn refusal_code(refusal: Refusal) -> (u32, u64) {
         Refusal::Closed { instead } => (8, instead.0.into()),
         Refusal::OldView { view } => (9, view.into()),
         Refusal::Forbidden => (10, 0),
+        Refusal::DiskFull => (11, 0),
     }
 }
 
@@ -552,6 +553,7 @@ pub fn refusal_from(code: u32, detail: u64) -> Result<Refusal, DecodeError> {
         8 => Refusal::Closed { instead: ShardId(u16::try_from(detail).map_err(|_| DecodeError::Value("shard"))?) },
         9 => Refusal::OldView { view: u32::try_from(detail).map_err(|_| DecodeError::Value("view"))? },
         10 => Refusal::Forbidden,
+        11 => Refusal::DiskFull,
         _ => return Err(DecodeError::Value("refusal")),
     })
 }

@@ -87,7 +87,7 @@ pub(super) struct Client {
     outcomes: usize,
     answers: VecDeque<Answer>,
     answers_max: usize,
-    reads: VecDeque<(u64, Position)>,
+    reads: VecDeque<read::Waiting>,
     streams: Vec<Stream>,
     following: Option<Following>,
     /// Some stream has more to deliver than a cycle's share.
@@ -248,10 +248,10 @@ impl Client {
                     // Leaving it in the ring would hold up appends behind it, which may be what it waits for.
                     return Err(format!("it waits for more than {READS_MAX} reads"));
                 }
-                self.reads.push_back((token, position));
+                self.reads.push_back(read::Waiting::new(token, position));
                 self.reads_seen = None;
             }
-            Request::Cancel { token } => self.reads.retain(|(waiting, _)| *waiting != token),
+            Request::Cancel { token } => self.reads.retain(|waiting| waiting.token != token),
             Request::Unfollow => self.following = None,
             Request::Outcome { token, shard, client, seq } => {
                 if !self.ask_outcome(common, token, shard, (client, seq)) {
@@ -310,9 +310,12 @@ impl Client {
         Ok(())
     }
 
-    /// Whether every append that was handed over is answered, and the client has read all that it was told.
-    pub(super) fn is_settled(&self) -> bool {
-        self.answers.is_empty() && self.lanes.iter().all(|lane| lane.outstanding == 0) && self.ring.is_consumed()
+    /// Whether every append that was handed over is answered, and the client has read all that it was told. A replica that
+    /// does not lead any more answers nothing: the client sends it again where another one does.
+    pub(super) fn is_settled(&self, serving: &[Option<u32>]) -> bool {
+        let mut lanes = self.lanes.iter().zip(serving);
+        let are_answered = lanes.all(|(lane, serving)| lane.outstanding == 0 || serving.is_none());
+        self.answers.is_empty() && are_answered && self.ring.is_consumed()
     }
 
     /// Whether it has as many subscriptions as it may have: each has one stream of a shard.
@@ -391,6 +394,7 @@ impl Client {
                     let stream = self.streams.swap_remove(at).id;
                     self.reply(Answer::Trimmed { stream, head });
                 }
+                Delivery::Failed(why) => return Err(format!("its next record cannot be read: {why}")),
                 Delivery::Overrun => {
                     return Err("the log dropped a record while it was being delivered: subscribe again".into());
                 }
@@ -436,19 +440,19 @@ impl Client {
         self.reads_seen = Some(committed);
         let mut count = 0;
         for _ in 0..self.reads.len() {
-            let Some((token, position)) = self.reads.pop_front() else { break };
-            match read::answer(&mut self.ring, common, token, position) {
+            let Some(mut waiting) = self.reads.pop_front() else { break };
+            match read::answer(&mut self.ring, common, &mut waiting) {
                 Ok(true) => count += 1,
                 Ok(false) => {
-                    if position < committed {
-                        // Bound, but its shard's progress has not got here: look again.
+                    if waiting.position < committed {
+                        // Bound, but its shard's progress or the disk's answer has not got here: look again.
                         self.reads_seen = None;
                     }
-                    self.reads.push_back((token, position));
+                    self.reads.push_back(waiting);
                 }
                 Err(Full) => {
                     self.reads_seen = None;
-                    self.reads.push_front((token, position));
+                    self.reads.push_front(waiting);
                     break;
                 }
             }

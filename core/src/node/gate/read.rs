@@ -5,13 +5,29 @@ use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::wire::session::{ReadResult, Reply};
 
 use super::client::push;
+use super::old::{Old, OldCursor};
 use super::{Common, Served, stream};
 use crate::channel::Ring;
 use crate::log::Item;
 use crate::transport::Full;
 
+/// A read that waits.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub(super) token: u64,
+    pub(super) position: Position,
+    old: OldCursor,
+}
+
+impl Waiting {
+    pub(super) fn new(token: u64, position: Position) -> Waiting {
+        Waiting { token, position, old: OldCursor::default() }
+    }
+}
+
 /// Answers one read. `Ok(false)`: its position is not bound yet, or its shard has not got that far here.
-pub(super) fn answer(ring: &mut Ring, common: &Common, token: u64, position: Position) -> Result<bool, Full> {
+pub(super) fn answer(ring: &mut Ring, common: &Common, waiting: &mut Waiting) -> Result<bool, Full> {
+    let Waiting { token, position, ref mut old } = *waiting;
     if position >= common.ledger.committed() && !planted(Mutant::ReadPastTheCommit) {
         return Ok(false);
     }
@@ -40,6 +56,7 @@ pub(super) fn answer(ring: &mut Ring, common: &Common, token: u64, position: Pos
     let found = log.seek(slot.lsn).and_then(|mut cursor| log.item(&mut cursor).map(|item| (cursor, item)));
     match found {
         Ok((_, Item::NoOps { .. })) => push(ring, &is(ReadResult::NoOp))?,
+        Ok((_, Item::Lost { .. })) => push(ring, &is(ReadResult::Unavailable))?,
         Ok((cursor, Item::Record { header, offset })) => {
             // Copied first and then checked: what was overwritten meanwhile must not be answered.
             let mut record = Vec::new();
@@ -50,7 +67,17 @@ pub(super) fn answer(ring: &mut Ring, common: &Common, token: u64, position: Pos
                 return Ok(false);
             }
         }
-        Err(_) => push(ring, &is(ReadResult::Trimmed(stream::log_head(port, &common.ledger))))?,
+        Err(_) => {
+            let read = port.old.as_ref().map_or(Old::Trimmed, |log| old.only(&mut log.borrow_mut(), slot.lsn));
+            match read {
+                Old::Record(_, record) => push(ring, &is(ReadResult::Record(record)))?,
+                Old::NoOps(_) => push(ring, &is(ReadResult::NoOp))?,
+                Old::Waits | Old::Again => return Ok(false),
+                // What the disk has lost is in no log that is served.
+                Old::Lost(_) | Old::Failed(_) => push(ring, &is(ReadResult::Unavailable))?,
+                Old::Trimmed => push(ring, &is(ReadResult::Trimmed(stream::log_head(port, &common.ledger))))?,
+            }
+        }
     }
     Ok(true)
 }

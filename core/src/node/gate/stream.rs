@@ -6,9 +6,11 @@ use antelog_protocol::wire::entry::EntryHeader;
 use antelog_protocol::wire::session::{Reply, SESSION_HEAD_BYTES_MAX, stream_bytes};
 use antelog_protocol::{Lsn, Position, ShardId};
 
+use super::old::{Old, OldCursor};
 use crate::channel::Ring;
 use crate::log::{Cursor, Item, Overrun};
 use crate::node::bus::ShardPort;
+use crate::storage::ReadError;
 use crate::transport::Full;
 
 /// Messages one stream may take of a cycle, so that a reader of old records does not hold up the tail of others.
@@ -24,6 +26,8 @@ pub(super) struct Stream {
     /// Unknown until windows up to `next` are known; in the log of the primary of this epoch.
     cursor: Option<Cursor>,
     epoch: Option<u32>,
+    /// Where it is in entries that have left memory.
+    old: OldCursor,
     /// Failures of the shard up to this view are taken into account, by the cursor or by the client when it said where to begin.
     failure: u32,
     credit_bytes: u64,
@@ -53,6 +57,8 @@ pub(super) enum Delivery {
     Trimmed { head: Position },
     /// A record was overwritten while it was being copied.
     Overrun,
+    /// The next slot is on disk and cannot be read.
+    Failed(ReadError),
 }
 
 /// What a call delivered.
@@ -71,7 +77,8 @@ impl Stream {
         ledger: &Ledger,
     ) -> Stream {
         let failure = ledger.last_failure(shard).map_or(0, |f| f.view).max(view);
-        Stream { id, shard, next: from, cursor: None, epoch: None, failure, credit_bytes, consumed: 0, sent: 0 }
+        let (next, cursor, epoch, old) = (from, None, None, OldCursor::default());
+        Stream { id, shard, next, cursor, epoch, old, failure, credit_bytes, consumed: 0, sent: 0 }
     }
 
     /// Another primary's log has its own places; after a failure the shard goes on where it was bound. False: the client knows
@@ -81,9 +88,11 @@ impl Stream {
         for failed in ledger.failed().filter(|f| f.shard == self.shard && f.view > known) {
             self.next = self.next.min(failed.from);
             (self.failure, self.cursor) = (failed.view, None);
+            self.old = OldCursor::default();
         }
         if self.epoch != epoch {
             (self.epoch, self.cursor) = (epoch, None);
+            self.old = OldCursor::default();
         }
         self.failure <= ledger.view()
     }
@@ -105,8 +114,8 @@ impl Stream {
 pub(super) fn log_head(port: &ShardPort, ledger: &Ledger) -> Position {
     let first = loop {
         // An error means that the head moved just now.
-        if let Ok(first) = port.log.first() {
-            break first.lsn;
+        if let Ok(first) = first_kept(port) {
+            break first;
         }
     };
     match ledger.position(port.shard, first) {
@@ -117,15 +126,21 @@ pub(super) fn log_head(port: &ShardPort, ledger: &Ledger) -> Position {
     }
 }
 
+/// The first slot that a port's log keeps, in memory or on disk.
+fn first_kept(port: &ShardPort) -> Result<Lsn, Overrun> {
+    let in_memory = port.log.first()?.lsn;
+    Ok(port.old.as_ref().map_or(in_memory, |old| in_memory.min(old.borrow().first())))
+}
+
 /// Slots below this one were bound and are in no log: their shard was lost and has returned without them. What was dropped
 /// because it is old is not counted.
 pub(super) fn missing_below(port: &ShardPort, ledger: &Ledger) -> Lsn {
     if ledger.last_failure(port.shard).is_none() {
         return Lsn(0);
     }
-    let Ok(first) = port.log.first() else { return Lsn(0) };
-    let begins = ledger.failed().any(|f| f.shard == port.shard && f.lsn == first.lsn);
-    if begins { first.lsn } else { Lsn(0) }
+    let Ok(first) = first_kept(port) else { return Lsn(0) };
+    let begins = ledger.failed().any(|f| f.shard == port.shard && f.lsn == first);
+    if begins { first } else { Lsn(0) }
 }
 
 /// Delivers what may be delivered.
@@ -177,18 +192,30 @@ pub(super) fn deliver(
             let count = run.min(missing_below.0 - cursor.lsn.0);
             stream.tell_missing((cursor.lsn, position), count, ledger, ring).map(|()| count)
         } else {
-            match item(port, &mut cursor) {
-                Ok(Item::Record { header, offset }) => {
+            let most = deliverable.0 - cursor.lsn.0;
+            match next_item(stream, port, &mut cursor) {
+                Next::Memory(Item::Record { header, offset }) => {
                     let told = record(stream, source, &cursor, position, (&header, offset), ledger, ring);
                     cursor.at += if told.is_ok() { header.span_bytes() as u64 } else { 0 };
                     delivered.records += u64::from(told.is_ok());
                     told.map(|()| 1)
                 }
-                Ok(Item::NoOps { count }) => {
-                    let most = count.min(deliverable.0 - cursor.lsn.0);
-                    no_ops(stream, (cursor.lsn, position), most, ledger, ring)
+                Next::Memory(Item::NoOps { count }) => {
+                    no_ops(stream, (cursor.lsn, position), count.min(most), ledger, ring)
                 }
-                Err(Overrun) => break trimmed(),
+                Next::Memory(Item::Lost { count }) => {
+                    let count = run.min(count).min(most);
+                    stream.tell_missing((cursor.lsn, position), count, ledger, ring).map(|()| count)
+                }
+                Next::Disk => match old_item(stream, port, (cursor.lsn, position), (most, run), ledger, ring) {
+                    Ok((passed, records)) => {
+                        delivered.records += records;
+                        Ok(passed)
+                    }
+                    Err(Delivery::Trimmed { .. }) => break trimmed(),
+                    Err(end) => Err(end),
+                },
+                Next::Gone => break trimmed(),
             }
         };
         match passed {
@@ -264,6 +291,19 @@ impl Stream {
         self.tell_empty(&reply, position.plus(count.into()), ring)
     }
 
+    /// Tells a record whose bytes are not in the region.
+    fn tell_record(&mut self, reply: &Reply<'_>, record: &[u8], ring: &mut Ring) -> Result<(), Delivery> {
+        let bytes = stream_bytes(record.len());
+        if !self.has_credit(bytes) {
+            return Err(Delivery::Caught);
+        }
+        let mut head = [0; SESSION_HEAD_BYTES_MAX];
+        let (len, _) = reply.encode(&mut head);
+        ring.push(&[&head[..len], record]).map_err(|Full| Delivery::RingFull)?;
+        self.sent += bytes;
+        Ok(())
+    }
+
     fn tell_empty(&mut self, reply: &Reply<'_>, next: Position, ring: &mut Ring) -> Result<(), Delivery> {
         if !self.has_credit(stream_bytes(0)) {
             return Err(Delivery::Caught);
@@ -284,6 +324,75 @@ fn position_run(ledger: &Ledger, shard: ShardId, lsn: Lsn) -> Option<(Position, 
         return Some((ledger.granted_end().plus(ahead), 1));
     }
     found
+}
+
+/// Where the next slot is.
+enum Next {
+    Memory(Item),
+    Disk,
+    Gone,
+}
+
+fn next_item(stream: &mut Stream, port: &ShardPort, cursor: &mut Cursor) -> Next {
+    // What was read from disk is used up first: memory is looked through again behind it.
+    if port.old.is_some() && stream.old.holds(cursor.lsn) {
+        return Next::Disk;
+    }
+    stream.old.forget();
+    match item(port, cursor) {
+        Ok(item) => Next::Memory(item),
+        Err(Overrun) if port.old.is_some() => Next::Disk,
+        Err(Overrun) => Next::Gone,
+    }
+}
+
+/// Delivers what is at a slot that has left memory: how many slots, and how many of them have records.
+fn old_item(
+    stream: &mut Stream,
+    port: &ShardPort,
+    (lsn, position): (Lsn, Position),
+    (most, run): (u64, u64),
+    ledger: &Ledger,
+    ring: &mut Ring,
+) -> Result<(u64, u64), Delivery> {
+    let Some(log) = &port.old else { return Err(Delivery::Caught) };
+    let mut old = std::mem::take(&mut stream.old);
+    let told = match old.next(&mut log.borrow_mut(), lsn) {
+        Old::Record(header, bytes) => {
+            let record = record_reply(stream, lsn, position, &header, ledger);
+            stream.tell_record(&record, bytes, ring).map(|()| (1, 1))
+        }
+        Old::NoOps(count) => no_ops(stream, (lsn, position), count.min(most), ledger, ring).map(|passed| (passed, 0)),
+        Old::Lost(count) => {
+            let count = run.min(count).min(most);
+            stream.tell_missing((lsn, position), count, ledger, ring).map(|()| (count, 0))
+        }
+        Old::Waits => Err(Delivery::Caught),
+        Old::Again => Err(Delivery::More),
+        Old::Trimmed => Err(Delivery::Trimmed { head: position }),
+        Old::Failed(error) => Err(Delivery::Failed(error)),
+    };
+    stream.old = old;
+    told
+}
+
+fn record_reply(
+    stream: &Stream,
+    lsn: Lsn,
+    position: Position,
+    header: &EntryHeader,
+    ledger: &Ledger,
+) -> Reply<'static> {
+    Reply::Deliver {
+        stream: stream.id,
+        lsn,
+        position,
+        view: ledger.view(),
+        speculative: position >= ledger.committed(),
+        client: header.client,
+        seq: header.seq,
+        record: &[],
+    }
 }
 
 /// What is at a cursor whose slot may be delivered.
@@ -311,16 +420,7 @@ fn record(
     if !stream.has_credit(bytes) {
         return Err(Delivery::Caught);
     }
-    let reply = Reply::Deliver {
-        stream: stream.id,
-        lsn: cursor.lsn,
-        position,
-        view: ledger.view(),
-        speculative: position >= ledger.committed(),
-        client: header.client,
-        seq: header.seq,
-        record: &[],
-    };
+    let reply = record_reply(stream, cursor.lsn, position, header, ledger);
     let mut head = [0; SESSION_HEAD_BYTES_MAX];
     let (len, _) = reply.encode(&mut head);
     let pushed = ring.push_from(&head[..len], port.log.region(), offset, header.length as usize);
@@ -353,177 +453,15 @@ fn find(stream: &Stream, port: &ShardPort, missing_below: Lsn, ledger: &Ledger) 
     }
     let Some(lsn) = ledger.first_lsn_at(port.shard, stream.next) else { return Ok(None) };
     // What is missing is nowhere in the log.
-    if lsn < missing_below { Ok(Some(Cursor { at: 0, lsn })) } else { port.log.seek(lsn).map(Some) }
+    if lsn < missing_below {
+        return Ok(Some(Cursor { at: 0, lsn }));
+    }
+    match port.log.seek(lsn) {
+        // It is on disk, or nowhere: that is found out where it is read.
+        Err(Overrun) if port.old.is_some() => Ok(Some(Cursor { at: 0, lsn })),
+        found => found.map(Some),
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use antelog_protocol::ledger::grant_head;
-    use antelog_protocol::wire::node::Place;
-    use antelog_protocol::wire::order::{
-        ORDER_ENTRY_BYTES_MAX, OrderEntry, encode_cut, encode_free_cut, encode_grant, encode_view_change,
-    };
-    use antelog_protocol::{ClientId, CutPoint, Member, ShardId, WindowMode};
-
-    use super::*;
-    use crate::channel::spsc;
-    use crate::log::{LogOptions, LogWriter, Retention, Verifier};
-    use crate::mem::Region;
-    use crate::node::Waker;
-    use crate::node::bus::Progress;
-    use crate::transport::RegionKey;
-
-    const SHARD: ShardId = ShardId(0);
-
-    fn port(log: &LogWriter) -> ShardPort {
-        let (requests, _) = spsc::channel(4096, Waker::none()).unwrap();
-        let (_, answers) = spsc::channel(4096, Waker::none()).unwrap();
-        ShardPort {
-            shard: SHARD,
-            replica: 0,
-            log: log.reader(),
-            progress: Arc::new(Progress::default()),
-            requests,
-            answers,
-        }
-    }
-
-    fn apply(ledger: &mut Ledger, encode: impl FnOnce(&mut [u8]) -> usize) {
-        let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
-        let len = encode(&mut buffer);
-        ledger.apply(ledger.applied_index() + 1, &OrderEntry::decode(&buffer[..len]).unwrap()).unwrap();
-    }
-
-    fn granted(mode: WindowMode, cuts: u32, quota: u32) -> Ledger {
-        let mut ledger = Ledger::new(1);
-        let head = grant_head(0, mode, 0, cuts, Position(0));
-        apply(&mut ledger, |b| encode_grant(b, head, &[Member { shard: SHARD, quota, first_lsn: Lsn(0), open: true }]));
-        ledger
-    }
-
-    fn log(region_bytes: usize) -> LogWriter {
-        let options = LogOptions { retention: Retention::Recycle, record_bytes_max: 960 };
-        LogWriter::new(Region::new(region_bytes).unwrap(), SHARD, 0, options)
-    }
-
-    /// What was put into a ring's staging region from an offset on, as `name lsn@position+count`, and where it ends.
-    fn told(staging: &Region, mut at: usize) -> (Vec<String>, usize) {
-        let mut said = Vec::new();
-        loop {
-            let mut len = [0; 4];
-            staging.get(at, &mut len);
-            let mut message = vec![0; u32::from_le_bytes(len) as usize];
-            if message.is_empty() {
-                return (said, at);
-            }
-            staging.get(at + 8, &mut message);
-            at += 8 + message.len().next_multiple_of(8);
-            said.push(match Reply::decode(&message).unwrap() {
-                Reply::Deliver { lsn, position, .. } => format!("record {lsn}@{position}"),
-                Reply::Decreed { lsn, position, count, .. } => format!("void {lsn}@{position}+{count}"),
-                Reply::Unavailable { lsn, position, count, .. } => format!("missing {lsn}@{position}+{count}"),
-                other => panic!("{other:?}"),
-            });
-        }
-    }
-
-    #[test]
-    fn a_lost_shard_is_told_as_missing_and_void_and_goes_on_behind_when_it_has_returned_without_memory() {
-        // Two slots a cut, four cuts; slots 0 and 1 are bound when the shard is lost.
-        let mut ledger = granted(WindowMode::Fixed, 4, 2);
-        apply(&mut ledger, |b| encode_cut(b, 0, CutPoint { window: 0, cut: 1, prefix: 0 }));
-        apply(&mut ledger, |b| encode_view_change(b, 1, SHARD));
-        let (incoming, staging) = (Region::new(8192).unwrap(), Region::new(4096).unwrap());
-        let mut ring = Ring::new(incoming, staging.clone(), RegionKey(0), 4096, 4096);
-        let mut stream = Stream::new((1, SHARD), (Position(1), 0), 1 << 20, &ledger);
-        let (_, end) = deliver_lost(&mut stream, &ledger, &mut ring);
-        assert!(matches!(end, Delivery::Caught), "{end:?}");
-        let (said, at) = told(&staging, 0);
-        assert_eq!(said, ["missing 1@1+1", "void 2@2+2", "void 2@4+2", "void 2@6+2"]);
-        let (delivered, _) = deliver_lost(&mut stream, &ledger, &mut ring);
-        assert_eq!(delivered.messages, 0, "once");
-        // It returns with an empty log.
-        let head = grant_head(1, WindowMode::Fixed, 1, 4, Position(8));
-        let member = Member { shard: SHARD, quota: 1, first_lsn: Lsn(2), open: true };
-        apply(&mut ledger, |b| encode_grant(b, head, &[member]));
-        let mut verifier = Verifier::new(Region::new(256 << 10).unwrap(), SHARD);
-        verifier.restart(Place { lsn: Lsn(2), ..verifier.place() });
-        let options = LogOptions { retention: Retention::Recycle, record_bytes_max: 960 };
-        let mut log = LogWriter::take_over(verifier, 2, options);
-        let port = port(&log);
-        assert_eq!(missing_below(&port, &ledger), Lsn(2));
-        log.record(ClientId(1), 0, b"record");
-        assert_eq!(missing_below(&port, &ledger), Lsn(2));
-        let source = Source { port: &port, epoch: None, deliverable: Lsn(3) };
-        let (delivered, _) = deliver(&mut stream, &source, &ledger, &mut ring);
-        assert_eq!(delivered.records, 1);
-        let (said, at) = told(&staging, at);
-        assert_eq!(said, ["record 2@8"]);
-        let mut other = Stream::new((2, SHARD), (Position(0), 0), 1 << 20, &ledger);
-        deliver(&mut other, &source, &ledger, &mut ring);
-        let expected = ["missing 0@0+2", "void 2@2+2", "void 2@4+2", "void 2@6+2", "record 2@8"];
-        assert_eq!(told(&staging, at).0, expected);
-    }
-
-    #[test]
-    fn a_stream_waits_for_failures_that_its_client_knows_of_and_does_not_go_back_for_them() {
-        // Two slots a cut, four cuts; slots 0 and 1 are bound, and the client has passed what is void.
-        let mut ledger = granted(WindowMode::Fixed, 4, 2);
-        apply(&mut ledger, |b| encode_cut(b, 0, CutPoint { window: 0, cut: 1, prefix: 0 }));
-        let mut log = log(256 << 10);
-        for seq in 0..8 {
-            log.record(ClientId(1), seq, b"record");
-        }
-        let (incoming, staging) = (Region::new(8192).unwrap(), Region::new(4096).unwrap());
-        let mut ring = Ring::new(incoming, staging.clone(), RegionKey(0), 4096, 4096);
-        let mut stream = Stream::new((1, SHARD), (Position(6), 1), 1 << 20, &ledger);
-        let port = port(&log);
-        let source = Source { port: &port, epoch: None, deliverable: Lsn(8) };
-        assert_eq!(deliver(&mut stream, &source, &ledger, &mut ring).0.messages, 0, "the shard was lost since");
-        apply(&mut ledger, |b| encode_view_change(b, 1, SHARD));
-        deliver_lost(&mut stream, &ledger, &mut ring);
-        assert_eq!(told(&staging, 0).0, ["void 2@6+2"]);
-    }
-
-    #[test]
-    fn a_log_that_dropped_everything_bound_begins_behind_the_grants() {
-        let mut ledger = granted(WindowMode::Fixed, 1, 64);
-        apply(&mut ledger, |b| encode_cut(b, 0, CutPoint { window: 1, cut: 0, prefix: 0 }));
-        let mut log = log(256 << 10);
-        log.set_limits(Lsn(64), u64::MAX);
-        // Entries of 1 KiB: the first block holds exactly the 64 slots that are bound.
-        for seq in 0..250 {
-            log.make_room(960).unwrap();
-            log.record(ClientId(1), seq, &[0; 960]);
-        }
-        let port = port(&log);
-        assert_eq!(port.log.first().unwrap().lsn, Lsn(64));
-        assert_eq!(log_head(&port, &ledger), Position(64));
-    }
-
-    #[test]
-    fn a_stream_whose_next_position_is_forgotten_is_trimmed() {
-        let mut ledger = granted(WindowMode::Free, 10, 0);
-        for cut in 1..=3 {
-            let point = CutPoint { window: 0, cut, prefix: 0 };
-            apply(&mut ledger, |b| encode_free_cut(b, 0, point, &[Lsn(cut.into())]));
-        }
-        let mut log = log(256 << 10);
-        for seq in 0..3 {
-            log.record(ClientId(1), seq, b"record");
-        }
-        let port = port(&log);
-        let (incoming, staging) = (Region::new(8192).unwrap(), Region::new(4096).unwrap());
-        let mut ring = Ring::new(incoming, staging, RegionKey(0), 4096, 4096);
-        let mut stream = Stream::new((1, SHARD), (Position(0), 0), 1 << 20, &ledger);
-        stream.cursor = Some(port.log.first().unwrap());
-        let source = Source { port: &port, epoch: None, deliverable: Lsn(3) };
-        let (_, end) = deliver(&mut stream, &source, &ledger, &mut ring);
-        assert!(matches!(end, Delivery::Trimmed { head: Position(2) }), "{end:?}");
-        stream.cursor = Some(port.log.seek(Lsn(2)).unwrap());
-        let (delivered, end) = deliver(&mut stream, &source, &ledger, &mut ring);
-        assert!(matches!(end, Delivery::Caught) && delivered.records == 1, "{end:?}");
-    }
-}
+mod tests;

@@ -4,17 +4,19 @@
 //! the same and conform; only when all have answered does it serve. Whoever is no member is given the log by the primary,
 //! from a place that both have or from where the primary's begins, and becomes one when it has everything.
 
-use antelog_protocol::ReplicaId;
 use antelog_protocol::ledger::{Ledger, Membership};
 use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::shard::ShardConfig;
 use antelog_protocol::wire::node::{Greeting, NodeMessage, Place};
+use antelog_protocol::{Lsn, ReplicaId};
 
+use super::disk::Past;
 use super::follower::Follower;
 use super::leader::Leader;
 use super::peers::Standing;
 use super::{Life, ReplicaAgent};
 use crate::log::Retention;
+use crate::node::agent::leave;
 use crate::transport::{DownReason, PeerId, Transport};
 
 /// Bytes beyond the end of a log that one write may have begun to overwrite.
@@ -99,14 +101,16 @@ impl<T: Transport> ReplicaAgent<T> {
         let place = if greeting.bound.at_bytes > 0 && leader.log.has_place(own) {
             own
         } else {
-            match leader.log.first_place() {
+            let on_disk = self.disk.as_ref().map(|disk| Place::from(disk.store.first()));
+            match on_disk.or_else(|| leader.log.first_place()) {
                 Some(first) => Place { epoch: self.epoch, ..first },
                 None => return,
             }
         };
         peer.incarnation = greeting.incarnation;
         peer.standing = Standing::Starting(place);
-        peer.forget_drained();
+        peer.forget_said();
+        peer.from_disk = self.disk.is_some() && place.at_bytes < leader.log.head();
         peer.say(NodeMessage::Start(place));
         for (client, next_seq, last_lsn) in leader.shard.sessions() {
             peer.say(NodeMessage::Session { client, next_seq, last_lsn });
@@ -116,19 +120,21 @@ impl<T: Transport> ReplicaAgent<T> {
     }
 
     fn on_start(&mut self, now_ns: u64, at: usize, place: Place) {
-        if self.is_past(place.epoch) {
+        if self.is_past(place.epoch) || self.leave.begun {
             return;
         }
         if self.is_primary() {
             self.step_down(now_ns);
         }
         self.obey(place.epoch, at);
+        self.quiesce();
         let Some(Life::Following(follower)) = &mut self.life else { return };
         // An empty log may begin in any epoch; what follows has entries of their own.
-        follower.start(Place { epoch: 0, ..place });
+        let anew = follower.start(Place { epoch: 0, ..place });
+        self.conform_disk(place.epoch, anew);
         self.reached = place.at_bytes;
-        self.told = place;
-        self.tell_again = true;
+        (self.told, self.told_at) = (place, place.at_bytes);
+        (self.tell_again, self.told_flushed) = (true, None);
         self.peers[at].say(NodeMessage::Started(place));
     }
 
@@ -144,10 +150,14 @@ impl<T: Transport> ReplicaAgent<T> {
         if peer.standing != Standing::Starting(place) {
             return;
         }
-        peer.mirror.restart(place.at_bytes);
+        peer.restart(place);
         peer.standing = Standing::Joining;
-        leader.shard.restart_replica(peer.number, place.lsn);
+        // What counts is what it says that it has flushed, where that is asked for.
+        let counts = if self.disk.as_ref().is_some_and(|disk| disk.flushed) { Lsn(0) } else { place.lsn };
+        leader.shard.restart_replica(peer.number, counts);
         let id = peer.id();
+        let number = self.peers[at].number;
+        self.forget_chunk(number);
         self.count_joiner(now_ns, id);
     }
 
@@ -174,7 +184,7 @@ impl<T: Transport> ReplicaAgent<T> {
     }
 
     /// Nothing that this replica writes lands here any more.
-    fn shut_out(&mut self, number: Option<u16>) {
+    pub(super) fn shut_out(&mut self, number: Option<u16>) {
         let Some(peer) = number.and_then(|number| self.peer(number)).filter(|p| p.connected) else { return };
         let id = peer.id();
         peer.on_down();
@@ -196,12 +206,14 @@ impl<T: Transport> ReplicaAgent<T> {
         if self.is_primary() {
             self.step_down(now_ns);
         }
+        self.quiesce();
         let Some(Life::Following(follower) | Life::Fencing(follower, _)) = &mut self.life else { return };
         // What the last primary placed counts, announced or not: it may have reported it.
         follower.log.find_end();
         self.reached = self.reached.max(follower.log.at());
         let place = follower.conform(Place { epoch: 0, ..end });
-        self.tell_again = true;
+        self.conform_disk(end.epoch, false);
+        (self.tell_again, self.told_flushed) = (true, None);
         self.peers[at].say(NodeMessage::Fenced(Place { epoch: end.epoch, ..place }));
         self.report_now(now_ns);
     }
@@ -222,7 +234,14 @@ impl<T: Transport> ReplicaAgent<T> {
     pub(super) fn on_members_changed(&mut self, now_ns: u64) {
         let Some(m) = self.ledger().membership(self.shard) else { return };
         let (epoch, primary) = (m.epoch, m.primary);
-        let leads = m.holds(self.own) && primary == self.own.number;
+        let (leads, begins) = (m.holds(self.own) && primary == self.own.number, m.change == 1 && m.holds(self.own));
+        if begins && self.disk.is_some() && self.follower().is_some_and(|follower| follower.log.lsn() > Lsn(0)) {
+            leave(format!(
+                "{}: the log on disk is not empty, and the sequencers begin an order log without it: give them their \
+                 data_dir back, or empty this node's",
+                self.name
+            ));
+        }
         match &self.life {
             Some(Life::Leading(_)) if leads && epoch == self.epoch => self.keep_leading(now_ns),
             Some(Life::Leading(_)) => self.step_down(now_ns),
@@ -304,7 +323,7 @@ impl<T: Transport> ReplicaAgent<T> {
         let members = follower.ledger.membership(self.shard);
         let peer = &mut self.peers[at];
         if peer.replica().is_some_and(|replica| members.is_some_and(|m| m.holds(replica))) {
-            peer.forget_drained();
+            peer.forget_said();
             peer.say(NodeMessage::Fence(end));
         }
     }
@@ -321,20 +340,35 @@ impl<T: Transport> ReplicaAgent<T> {
         let Some(Life::Fencing(follower, _)) = self.life.take() else { return };
         let config = ShardConfig { epoch: self.epoch, replica: self.own, ..self.config.clone() };
         let drained = self.overwritten(follower.log.head());
-        let (shard, log) = follower.take_over(config, self.options, drained);
-        let mut leader = Box::new(Leader::new(shard, log));
+        self.log_epoch = self.epoch;
+        if let Some(disk) = &mut self.disk {
+            disk.lead(self.epoch);
+        }
+        let has_gaps = follower.has_gaps();
+        if has_gaps && self.disk.is_some() {
+            let text = "bound records are in no log that is left: reading them says 'unavailable'".into();
+            let _ = self.notices.send(crate::node::mailbox::Notice::Warning { agent: self.name.clone(), text });
+        }
+        let (shard, log) = follower.take_over(config, self.options, drained, self.disk.is_some());
+        let mut leader = Box::new(Leader::new(shard, log, has_gaps));
+        let flushed = self.disk.as_ref().filter(|disk| disk.flushed).map(|disk| disk.store.flushed().lsn);
         for peer in &mut self.peers {
             match peer.standing {
                 Standing::Starting(place) if others & peer.bit() != 0 => {
-                    peer.mirror.restart(place.at_bytes);
+                    peer.restart(place);
                     peer.standing = Standing::Member;
-                    leader.shard.restart_replica(peer.number, place.lsn);
+                    peer.from_disk = self.disk.is_some() && place.at_bytes < leader.log.head();
+                    leader.shard.restart_replica(peer.number, if flushed.is_some() { Lsn(0) } else { place.lsn });
                 }
                 // It answered and is a member no more.
                 _ => peer.standing = Standing::Stranger,
             }
         }
-        leader.begin(now_ns, others, &mut self.gate.answers);
+        if let Some(lsn) = flushed {
+            leader.shard.restart_replica(own, lsn);
+        }
+        let counted = others | if flushed.is_some() { 1 << own } else { 0 };
+        leader.begin(now_ns, counted, &mut self.gate.answers);
         self.life = Some(Life::Leading(leader));
         self.limit_log();
         self.counters.is_primary.set(1);
@@ -367,12 +401,15 @@ impl<T: Transport> ReplicaAgent<T> {
             self.shut_out(Some(number));
         }
         self.peers.iter_mut().for_each(|p| p.standing = Standing::Stranger);
+        self.quiesce();
         let Leader { shard, log, .. } = *leader;
         let committed = shard.committed();
         self.reached = log.tail();
-        let log = log.give_up(committed);
-        self.told = log.place();
-        self.life = Some(Life::Following(Box::new(Follower::new(&self.config, shard.into_ledger(), log))));
+        let (log, anew) = log.give_up(committed);
+        (self.told, self.told_at) = (log.place(), log.at());
+        let past = Past::new(&self.config);
+        self.life = Some(Life::Following(Box::new(Follower::new(&self.config, shard.into_ledger(), log, past))));
+        self.cut_disk(anew);
         self.look_at_losses(now_ns);
     }
 
@@ -381,20 +418,23 @@ impl<T: Transport> ReplicaAgent<T> {
         if !self.ledger().has_failed(self.shard) {
             return;
         }
-        // Whoever is born anew hears of the past while it follows a later primary already.
-        if self.ledger().membership(self.shard).is_some_and(|m| m.epoch < self.epoch) {
+        // Whoever is born anew hears of the past while it follows a later primary already, or keeps a later one's log.
+        let known = self.epoch.max(self.log_epoch);
+        if self.ledger().membership(self.shard).is_some_and(|m| m.epoch < known) {
             return self.report_now(now_ns);
         }
         self.step_down(now_ns);
         let last = self.primary.take();
         self.shut_out(last);
+        self.quiesce();
         self.life = match self.life.take() {
             Some(Life::Following(mut follower) | Life::Fencing(mut follower, _)) => {
-                follower.keep_below(follower.ledger.committed_lsn(self.shard));
+                follower.keep_below(follower.ledger.committed_lsn(self.shard), self.log_epoch);
                 Some(Life::Following(follower))
             }
             life => life,
         };
+        self.cut_disk(false);
         self.report_now(now_ns);
     }
 
@@ -412,9 +452,12 @@ impl<T: Transport> ReplicaAgent<T> {
             Some(Life::Leading(leader)) if leads => leader.follow_anew(now_ns, ledger, &mut self.gate.answers),
             _ => {
                 self.step_down(now_ns);
+                self.quiesce();
+                let log_epoch = self.log_epoch;
                 if let Some(follower) = self.follower() {
-                    follower.follow_anew(ledger, is_past);
+                    follower.follow_anew(ledger, is_past, log_epoch);
                 }
+                self.cut_disk(false);
             }
         }
         self.on_members_changed(now_ns);

@@ -1,6 +1,5 @@
 //! The part of a replica that follows: checks what the primary writes, and keeps what it would need to lead.
 
-use antelog_protocol::duplicates::Duplicates;
 use antelog_protocol::ledger::Ledger;
 use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::shard::{Inheritance, Shard, ShardConfig};
@@ -8,6 +7,7 @@ use antelog_protocol::wire::entry::EntryKind;
 use antelog_protocol::wire::node::Place;
 use antelog_protocol::{ClientId, Lsn};
 
+use super::disk::Past;
 use crate::log::{LogOptions, LogWriter, Verifier};
 
 /// Entries verified in one cycle, and entries found to be bound.
@@ -18,39 +18,38 @@ const ENTRIES_PER_CYCLE: usize = 64;
 pub(super) struct Follower {
     pub(super) ledger: Ledger,
     pub(super) log: Verifier,
-    /// Below this place everything is bound, and sessions are known.
+    /// Below this place everything is bound, and known.
     bound: Place,
-    duplicates: Duplicates,
+    past: Past,
     /// The table was taken over from a primary that had appended this far: a log that ends before is not its.
     table_end: Lsn,
     /// What was last said to the primary to be bound.
     offered: Place,
     /// The log ends in no-ops that go on up to this slot, where it was cut off.
     no_ops_until: Lsn,
-    records: u64,
-    records_lsn: Lsn,
-    sessions_max: usize,
-    remembered: usize,
+    config: ShardConfig,
 }
 
 impl Follower {
-    /// A follower of the log that begins where `log` does.
-    pub(super) fn new(config: &ShardConfig, ledger: Ledger, log: Verifier) -> Follower {
-        let (sessions_max, remembered) = (config.sessions_max, config.session_remembered);
+    /// A follower of the log that begins where `log` does, of which the `past` is not in memory.
+    pub(super) fn new(config: &ShardConfig, ledger: Ledger, log: Verifier, past: Past) -> Follower {
         let bound = log.first_place().unwrap_or(log.place());
         Follower {
             ledger,
             log,
             bound,
-            duplicates: Duplicates::new(sessions_max, remembered),
+            past,
             table_end: Lsn(0),
             offered: bound,
             no_ops_until: Lsn(0),
-            records: 0,
-            records_lsn: Lsn(0),
-            sessions_max,
-            remembered,
+            config: config.clone(),
         }
+    }
+
+    /// Whether what is bound now is what this log holds, which is a copy of that of the primary of `log_epoch`: of slots bound
+    /// under a later primary it may hold others.
+    pub(super) fn is_true(&self, log_epoch: u32) -> bool {
+        self.ledger.membership(self.log.shard()).is_none_or(|m| m.epoch <= log_epoch)
     }
 
     /// Up to here the log holds nothing but what is bound.
@@ -85,18 +84,14 @@ impl Follower {
             let Some((header, behind)) = self.log.entry(self.bound).filter(|(_, p)| p.lsn <= committed) else {
                 return count;
             };
-            if header.kind == EntryKind::Record {
-                self.duplicates.replay(header.client, header.seq, header.lsn);
-                self.records += 1;
-                self.records_lsn = behind.lsn;
-            }
+            self.past.learn(&header);
             self.bound = behind;
         }
         ENTRIES_PER_CYCLE
     }
 
-    /// The primary says where its log is to be followed from.
-    pub(super) fn start(&mut self, place: Place) {
+    /// The primary says where its log is to be followed from. Returns whether it is begun anew.
+    pub(super) fn start(&mut self, place: Place) -> bool {
         let own = place == Place { epoch: place.epoch, ..self.offered } && place.at_bytes >= self.log.head();
         if own {
             self.log.rewind(self.offered);
@@ -105,18 +100,26 @@ impl Follower {
             self.log.restart(place);
             self.bound = place;
         }
+        let has_gaps = own && self.past.has_gaps;
         self.forget_sessions();
+        self.past.has_gaps = has_gaps;
+        !own
     }
 
     fn forget_sessions(&mut self) {
-        self.duplicates = Duplicates::new(self.sessions_max, self.remembered);
+        self.past = Past { has_gaps: self.past.has_gaps, ..Past::new(&self.config) };
         self.table_end = Lsn(0);
         self.no_ops_until = Lsn(0);
     }
 
+    /// The sessions that are known.
+    pub(super) fn sessions(&self) -> impl Iterator<Item = (ClientId, u64, Lsn)> + '_ {
+        self.past.duplicates.sessions()
+    }
+
     /// A session of the primary's table.
     pub(super) fn session(&mut self, client: ClientId, next_seq: u64, last_lsn: Lsn) {
-        self.duplicates.restore(client, next_seq, last_lsn);
+        self.past.duplicates.restore(client, next_seq, last_lsn);
         self.table_end = self.table_end.max(last_lsn.plus(1));
     }
 
@@ -133,8 +136,10 @@ impl Follower {
         self.log.place()
     }
 
-    /// Gives back all that is not bound, from this slot on. A log without the last bound slots says so by where it ends.
-    pub(super) fn keep_below(&mut self, committed: Lsn) {
+    /// Gives back all that is not bound, from this slot on, or not known to be. A log without the last bound slots says so by
+    /// where it ends.
+    pub(super) fn keep_below(&mut self, committed: Lsn, log_epoch: u32) {
+        let committed = if self.is_true(log_epoch) { committed } else { committed.min(self.bound.lsn) };
         let Some(place) = self.log.place_before(committed) else { return };
         let cut = self.log.entry(place).filter(|(h, behind)| h.kind == EntryKind::NoOps && behind.lsn > committed);
         self.conform(place);
@@ -143,29 +148,37 @@ impl Follower {
 
     /// A ledger made from a snapshot takes the place of this one's. If the shard was lost meanwhile, what is void is given back
     /// of a log from before.
-    pub(super) fn follow_anew(&mut self, ledger: Ledger, is_past: bool) {
+    pub(super) fn follow_anew(&mut self, ledger: Ledger, is_past: bool, log_epoch: u32) {
         let known = std::mem::replace(&mut self.ledger, ledger);
         let shard = self.log.shard();
         let lost = self.ledger.failed().find(|f| f.shard == shard && f.view > known.view()).map(|failed| failed.lsn);
         self.ledger.continue_from(known);
         if let Some(lsn) = lost.filter(|_| is_past) {
-            self.keep_below(lsn);
+            self.keep_below(lsn, log_epoch);
         }
     }
 
     /// Becomes the primary: its shard, not begun yet, and its log. Readers find nothing before `drained`, which the last
     /// primary was told may be overwritten.
-    pub(super) fn take_over(mut self, config: ShardConfig, options: LogOptions, drained: Place) -> (Shard, LogWriter) {
+    pub(super) fn take_over(
+        mut self,
+        config: ShardConfig,
+        options: LogOptions,
+        drained: Place,
+        on_disk: bool,
+    ) -> (Shard, LogWriter) {
         self.log.drop_before(drained);
         let committed = self.ledger.committed_lsn(self.log.shard());
-        if self.log.lsn() < committed && self.no_ops_until < committed {
-            // Only a shard that was lost comes back without bound slots: they stay missing.
+        let is_cut = self.no_ops_until >= committed;
+        if !on_disk && self.log.lsn() < committed && !is_cut {
+            // Only a shard that was lost comes back without bound slots: they stay missing. Memory keeps nothing before them.
             let end = Place { lsn: committed, ..self.log.place() };
             self.log.restart(end);
             self.bound = end;
         }
         let (from, end) = (self.bound.lsn, self.log.lsn().max(committed));
-        let (mut records, mut records_lsn) = (self.records, self.records_lsn);
+        let Past { records, records_lsn, .. } = self.past;
+        let (mut records, mut records_lsn) = (records, records_lsn);
         let mut tail = Vec::new();
         let mut place = self.bound;
         while let Some((header, behind)) = self.log.entry(place) {
@@ -177,15 +190,23 @@ impl Follower {
             place = behind;
         }
         let epoch = config.epoch;
-        let Follower { ledger, duplicates, log, .. } = self;
+        let Follower { ledger, past, log, .. } = self;
+        let duplicates = past.duplicates;
         let mut shard = Shard::take_over(config, Inheritance { ledger, duplicates, from, end, records_lsn, records });
         for (lsn, client, seq) in tail {
             shard.inherit(lsn, client, seq);
         }
         let mut log = LogWriter::take_over(log, epoch, options);
-        if log.next_lsn() < end {
-            log.no_ops(u32::try_from(end.0 - log.next_lsn().0).unwrap_or(u32::MAX));
+        while log.next_lsn() < end {
+            let count = u32::try_from(end.0 - log.next_lsn().0).unwrap_or(u32::MAX);
+            if is_cut { log.no_ops(count) } else { log.lost(count) }
         }
         (shard, log)
+    }
+
+    /// Whether slots are missing in the log, or before it.
+    pub(super) fn has_gaps(&self) -> bool {
+        let committed = self.ledger.committed_lsn(self.log.shard());
+        self.past.has_gaps || (self.log.lsn() < committed && self.no_ops_until < committed)
     }
 }

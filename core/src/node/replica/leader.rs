@@ -9,6 +9,7 @@ use antelog_protocol::wire::node::{Report, Target};
 use antelog_protocol::wire::order::{ORDER_ENTRY_BYTES_MAX, OrderEntry};
 use antelog_protocol::{ClientId, Lsn, Outcome, Position, Refusal, ReplicaId};
 
+use super::catch_up::CHUNK_TOKEN;
 use super::peers::Standing;
 use super::{Life, ReplicaAgent};
 use crate::channel::spsc::Producer;
@@ -17,7 +18,8 @@ use crate::log::LogWriter;
 use crate::node::bus::{self, ANY_CONNECTION, ToShard};
 use crate::node::mailbox::Notice;
 use crate::node::sequencer::ORDER_CREDIT;
-use crate::transport::{PeerId, Transport};
+use crate::storage::refill_margin;
+use crate::transport::{DownReason, PeerId, Transport};
 
 /// Appends taken from the gate in one cycle, so that a burst cannot hold up the order stream.
 const REQUESTS_PER_CYCLE: usize = 128;
@@ -32,6 +34,10 @@ pub(super) struct Leader {
     report: Option<Report>,
     /// A replica that follows and is to become a member: its placements count until a change of members says more.
     pub(super) joiner: Option<ReplicaId>,
+    /// Records have room on all members' disks up to this offset.
+    disk_room: u64,
+    /// Slots are missing in the log that were bound.
+    has_gaps: bool,
     /// The operator was told that the region is used up.
     exhausted: bool,
     /// Requests wait for acknowledgements or for entries to be confirmed.
@@ -107,8 +113,19 @@ impl ShardOut for Effects<'_> {
 }
 
 impl Leader {
-    pub(super) fn new(shard: Shard, log: LogWriter) -> Leader {
-        Leader { shard, log, report: None, joiner: None, exhausted: false, blocked: false, no_room: false }
+    pub(super) fn new(shard: Shard, log: LogWriter, has_gaps: bool) -> Leader {
+        let (report, joiner) = (None, None);
+        Leader {
+            shard,
+            log,
+            report,
+            joiner,
+            disk_room: u64::MAX,
+            has_gaps,
+            exhausted: false,
+            blocked: false,
+            no_room: false,
+        }
     }
 
     /// The protocol's state machine, and the effects it may have, borrowed apart.
@@ -153,7 +170,7 @@ impl<T: Transport> ReplicaAgent<T> {
     /// Tells the protocol how much room fills have. A cycle writes far less than what separates the steps.
     pub(super) fn look_at_room(&mut self) {
         let Some(Life::Leading(leader)) = &mut self.life else { return };
-        let room = if leader.log.make_room(0).is_ok() {
+        let room = if leader.log.make_room(0).is_ok() && leader.log.tail() <= leader.disk_room {
             FillRoom::Plenty
         } else if leader.log.has_room_for_no_ops() {
             FillRoom::Few
@@ -170,13 +187,54 @@ impl<T: Transport> ReplicaAgent<T> {
     }
 
     pub(super) fn on_placed(&mut self, now_ns: u64, peer: PeerId, token: u64) {
-        let Some(Life::Leading(leader)) = &mut self.life else { return };
+        if !self.is_primary() {
+            return;
+        }
         let Some(other) = self.peers.iter_mut().find(|p| p.id() == peer) else { return };
+        if token == CHUNK_TOKEN {
+            let number = other.number;
+            return self.on_chunk_placed(now_ns, number);
+        }
         let lsn = other.mirror.on_placed(token);
-        let (shard, mut effects) = leader.split(&[], &mut self.gate.answers);
-        shard.on_placed(now_ns, other.number, lsn, &mut effects);
+        self.on_log_placed(now_ns, peer, lsn);
+    }
+
+    /// Everything below `lsn` is placed on a replica.
+    pub(super) fn on_log_placed(&mut self, now_ns: u64, peer: PeerId, lsn: Lsn) {
+        let Some(Life::Leading(leader)) = &mut self.life else { return };
+        let Some(other) = self.peers.iter().find(|p| p.id() == peer) else { return };
+        if self.disk.as_ref().is_none_or(|disk| !disk.flushed) {
+            let (shard, mut effects) = leader.split(&[], &mut self.gate.answers);
+            shard.on_placed(now_ns, other.number, lsn, &mut effects);
+        }
         if other.standing == Standing::Joining && leader.joiner.is_none() {
             self.count_joiner(now_ns, peer);
+        }
+    }
+
+    /// Every member's flushed log counts, and nothing else: its own, and what the others say of theirs.
+    pub(super) fn count_flushed(&mut self, now_ns: u64, own: Lsn) {
+        let own_number = self.own.number;
+        let Some(Life::Leading(leader)) = &mut self.life else { return };
+        let counts = |p: &&super::Peer| matches!(p.standing, Standing::Member | Standing::Joining);
+        let others = self.peers.iter().filter(counts).map(|p| (p.number, p.mirror.flushed()));
+        let (mut impossible, mut joins) = (None, None);
+        for (number, lsn) in others.chain([(own_number, own)]) {
+            if lsn > leader.shard.appended() {
+                impossible = Some(number);
+            } else if lsn > leader.shard.placed(number) {
+                let (shard, mut effects) = leader.split(&[], &mut self.gate.answers);
+                shard.on_placed(now_ns, number, lsn, &mut effects);
+                joins = joins.or(Some(number));
+            }
+        }
+        if joins.is_some() && leader.joiner.is_none() {
+            let joining = self.peers.iter().find(|p| p.standing == Standing::Joining).map(super::Peer::id);
+            joining.into_iter().for_each(|id| self.count_joiner(now_ns, id));
+        }
+        if let Some(peer) = impossible.and_then(|number| self.peer(number)).map(|p| p.id()) {
+            // It has not the log that it is given.
+            self.cut_off(now_ns, peer, DownReason::Protocol);
         }
     }
 
@@ -233,7 +291,10 @@ impl<T: Transport> ReplicaAgent<T> {
                 }
                 ToShard::Outcome { asker, token, client, seq } => {
                     let (outcome, next_seq) = match &self.life {
-                        Some(Life::Leading(leader)) => leader.outcome(client, seq),
+                        Some(Life::Leading(leader)) => {
+                            let on_disk = self.disk.as_ref().map(|disk| disk.store.first().lsn);
+                            leader.outcome(client, seq, on_disk)
+                        }
                         _ => (Outcome::NotHere, 0),
                     };
                     bus::tell(&mut self.gate.answers, &[&bus::outcome_is(asker, token, outcome, next_seq)]);
@@ -292,11 +353,16 @@ impl<T: Transport> ReplicaAgent<T> {
             self.report = report;
             self.spread_report();
         }
+        self.catch_up();
         self.limit_log();
         let Some(Life::Leading(leader)) = &mut self.life else { return };
         let (tail, next_lsn) = (leader.log.tail(), leader.log.next_lsn());
         for peer in &mut self.peers {
-            peer.mirror.pump(&mut self.transport, tail, next_lsn);
+            if peer.from_disk {
+                peer.mirror.announce(&mut self.transport);
+            } else {
+                peer.mirror.pump(&mut self.transport, tail, next_lsn);
+            }
         }
     }
 
@@ -304,8 +370,16 @@ impl<T: Transport> ReplicaAgent<T> {
     /// follow from a place, because appends of the same cycle must not overwrite what it is to be given.
     pub(super) fn limit_log(&mut self) {
         let Some(Life::Leading(leader)) = &mut self.life else { return };
-        let drained = self.peers.iter().map(super::Peer::drained).min().unwrap_or(u64::MAX);
-        leader.log.set_limits(leader.shard.committed(), drained);
+        let mut drained = self.peers.iter().map(super::Peer::drained).min().unwrap_or(u64::MAX);
+        let mut written = u64::MAX;
+        if let Some(disk) = &self.disk {
+            let own = self.told_room.filter(|room| *room != 0).unwrap_or(u64::MAX);
+            leader.disk_room = self.peers.iter().map(super::Peer::disk_room).min().unwrap_or(u64::MAX).min(own);
+            // After a restart the region is not filled to the last byte again, and must reach back to what is bound.
+            drained = drained.min(disk.store.released()).saturating_sub(refill_margin(self.region.len() as u64));
+            written = disk.store.written();
+        }
+        leader.log.set_limits(leader.shard.committed(), drained, written);
     }
 
     pub(super) fn publish(&mut self) {
@@ -350,6 +424,9 @@ impl<T: Transport> ReplicaAgent<T> {
         let members = leader.shard.ledger().membership(self.config.shard).map_or(&[][..], |m| &m.members);
         let numbers = members.iter().map(|m| m.number).filter(|n| *n != own);
         let mut counted = numbers.fold(0, |bits: u8, n| bits | 1 << n);
+        if self.disk.as_ref().is_some_and(|disk| disk.flushed) {
+            counted |= 1 << own;
+        }
         if !planted(Mutant::CountASpareEarly) {
             counted |= leader.joiner.map_or(0, |j| 1 << j.number);
         }
@@ -360,9 +437,9 @@ impl<T: Transport> ReplicaAgent<T> {
 impl Leader {
     /// What became of a session's append. Without the log from its first slot on, an unknown number may be one of those that
     /// are missing.
-    fn outcome(&self, client: ClientId, seq: u64) -> (Outcome, u64) {
-        let whole = self.log.first_place().is_some_and(|first| first.lsn == Lsn(0));
-        self.shard.outcome(client, seq, whole)
+    fn outcome(&self, client: ClientId, seq: u64, on_disk: Option<Lsn>) -> (Outcome, u64) {
+        let first = on_disk.or_else(|| self.log.first_place().map(|first| first.lsn));
+        self.shard.outcome(client, seq, first == Some(Lsn(0)) && !self.has_gaps)
     }
 }
 
@@ -387,6 +464,9 @@ impl Leader {
             Append::Waiting => None,
             Append::Bound(position) => Some((bus::acknowledged(client, seq, position), false)),
             Append::Refused(refusal) => Some((bus::refused(client, connection, seq, refusal), true)),
+            Append::Accepted(_) if self.log.tail() > self.disk_room => {
+                Some((bus::refused(client, connection, seq, Refusal::DiskFull), true))
+            }
             Append::Accepted(lsn) => match self.log.make_room(record.len()) {
                 Ok(()) => {
                     let (shard, mut effects) = self.split(record, answers);

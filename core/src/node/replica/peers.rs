@@ -7,7 +7,7 @@ use antelog_protocol::ReplicaId;
 use antelog_protocol::limits::{REPLICAS_MAX, SEQUENCERS_MAX};
 use antelog_protocol::wire::node::{Greeting, NODE_MESSAGE_BYTES_MAX, NodeMessage, Place};
 
-use crate::channel::mirror::{CONTROL_BYTES, DRAINED_AT, END_AT, Mirror};
+use crate::channel::mirror::{CONTROL_BYTES, DRAINED_AT, END_AT, FLUSHED_AT, Mirror, ROOM_AT};
 use crate::mem::Region;
 use crate::transport::{PeerId, RegionKey, Transport};
 
@@ -48,6 +48,8 @@ pub(super) struct Peer {
     pub(super) standing: Standing,
     /// The life that the standing is about.
     pub(super) incarnation: u64,
+    /// What it lacks has left memory: it is given the log from disk.
+    pub(super) from_disk: bool,
     /// Messages that have not left.
     outbox: VecDeque<NodeMessage<'static>>,
 }
@@ -108,15 +110,32 @@ impl Peer {
     pub(super) fn drained(&self) -> u64 {
         match self.standing {
             Standing::Stranger => u64::MAX,
+            _ if self.from_disk => u64::MAX,
             Standing::Starting(place) => place.at_bytes,
             Standing::Joining | Standing::Member => self.mirror.drained(),
         }
     }
 
-    /// It is about to be told where its log goes on, or ends: what it said before of what may be overwritten was of another
-    /// log, or of an earlier life, and it says so again.
-    pub(super) fn forget_drained(&mut self) {
-        self.mirror.control().store_u64(DRAINED_AT, 0);
+    /// It is about to be told where its log goes on, or ends: what the words of this pair say is of another log, or of an
+    /// earlier life, and it says it again.
+    pub(super) fn forget_said(&mut self) {
+        for word in [DRAINED_AT, FLUSHED_AT, ROOM_AT] {
+            self.mirror.control().store_u64(word, 0);
+        }
+    }
+
+    /// It follows from a place on. What it said meanwhile of flushed slots may still be of its last log: behind the place that
+    /// is void.
+    pub(super) fn restart(&mut self, place: Place) {
+        let flushed = self.mirror.flushed().min(place.lsn);
+        self.mirror.control().store_u64(FLUSHED_AT, flushed.0);
+        self.mirror.restart(place.at_bytes);
+    }
+
+    /// Up to here its disk has room for records, in absolute bytes.
+    pub(super) fn disk_room(&self) -> u64 {
+        let counts = matches!(self.standing, Standing::Joining | Standing::Member);
+        if counts { self.mirror.disk_room() } else { u64::MAX }
     }
 
     /// End of the log that it has written as primary.
@@ -142,6 +161,7 @@ pub(super) fn peers(own: u16, replicas: u16, source: RegionKey, region_bytes: us
             greeting: None,
             standing: Standing::Stranger,
             incarnation: 0,
+            from_disk: false,
             outbox: VecDeque::new(),
         })
     };

@@ -62,11 +62,11 @@ fn snapshot(ledger: &Ledger) -> VecDeque<Vec<u8>> {
     let mut messages = VecDeque::new();
     let mut buffer = [0; ORDER_HEAD_BYTES + ORDER_ENTRY_BYTES_MAX];
     let mut entry = [0; ORDER_ENTRY_BYTES_MAX];
-    let entries = ledger.snapshot(&mut entry, |entry| {
+    let entries = ledger.history(&mut entry, |entry| {
         let len = NodeMessage::SnapshotEntry { entry }.encode(&mut buffer);
         messages.push_back(buffer[..len].to_vec());
     });
-    let (index, base, view) = (ledger.applied_index(), ledger.snapshot_base(), ledger.view());
+    let (index, base, view) = (ledger.applied_index(), ledger.first_known(), ledger.view());
     let len = NodeMessage::Snapshot { index, base, view, entries }.encode(&mut buffer);
     messages.push_front(buffer[..len].to_vec());
     messages

@@ -60,6 +60,25 @@ impl<T: Transport> SequencerAgent<T> {
         }
     }
 
+    /// Hands the lead to another member before the process ends, and tells whoever waits for it.
+    pub(super) fn look_whether_left(&mut self) {
+        let Some(done) = &self.leaving else { return };
+        match &mut self.group {
+            // Whoever waits finds that nobody answers.
+            Group::Alone => self.leaving = None,
+            Group::Raft(group) if group.is_led_elsewhere() => {
+                // Whoever waited may have lost patience.
+                let _ = done.send(());
+                self.leaving = None;
+            }
+            Group::Raft(group) => {
+                if group.leads().is_some() && !group.hand_over() {
+                    self.leaving = None;
+                }
+            }
+        }
+    }
+
     /// The member behind a peer's number, if it is no replica's.
     pub(super) fn member(&self, peer: PeerId) -> Option<usize> {
         usize::from(peer.0).checked_sub(self.followers.len())

@@ -34,7 +34,7 @@ pub(super) fn encode<'a>(
 ) -> Vec<u8> {
     let mut out = Vec::new();
     put(&mut out, FORMAT, 1);
-    for word in [ledger.applied_index(), ledger.snapshot_base().0, ledger.view().into()] {
+    for word in [ledger.applied_index(), ledger.first_known().0, ledger.view().into()] {
         put(&mut out, word, 8);
     }
     put(&mut out, change_code(Change::Ordering(standing.ordering)).1.into(), 1);
@@ -49,7 +49,7 @@ pub(super) fn encode<'a>(
         }
     }
     let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
-    ledger.snapshot(&mut buffer, |entry| {
+    ledger.history(&mut buffer, |entry| {
         put(&mut out, entry.len() as u64, 4);
         out.extend_from_slice(entry);
     });

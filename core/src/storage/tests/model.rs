@@ -73,7 +73,7 @@ impl Model {
             self.crash(store);
         }
         self.disk.set_faults(Faults::default());
-        let store = self.recover(false).expect("nothing goes wrong any more");
+        let mut store = self.recover(false).expect("nothing goes wrong any more");
         let end = self.scribe.end;
         store.finish().unwrap();
         let (store, found) =

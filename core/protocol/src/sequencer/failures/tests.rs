@@ -158,6 +158,24 @@ fn a_lost_primary_is_followed_by_the_member_that_verified_most() {
 }
 
 #[test]
+fn who_leaves_is_dropped_while_somebody_stays_and_the_last_is_not() {
+    let mut rig = Rig::new(2);
+    assert_eq!(rig.report(0, 1, |r| r.lost = 0b10), ["0: epoch 1 primary 0 of [0]"]);
+    assert!(rig.report(0, 0, |r| r.lost = 0b01).is_empty(), "nobody can take over");
+    assert!(rig.report(1, 1, |r| r.durable_lsn = Lsn(3)).is_empty());
+    assert_eq!(rig.report(1, 0, |r| r.lost = 0b01), ["1: epoch 2 primary 1 of [1]"]);
+    // A spare that leaves does not join.
+    let mut rig = Rig::new(2);
+    rig.report(0, 2, |r| r.lost = 0b100);
+    let spare = ReplicaId { number: 2, incarnation: 12 };
+    assert_eq!(rig.report(0, 0, |r| r.joiner = Some(spare)), ["0: epoch 1 primary 0 of [0, 1]"]);
+    // Both leave: both stay until one of them is gone.
+    let mut rig = Rig::new(2);
+    assert_eq!(rig.report(1, 0, |r| r.lost = 0b01), ["1: epoch 2 primary 1 of [1]"]);
+    assert!(rig.report(1, 1, |r| r.lost = 0b10).is_empty());
+}
+
+#[test]
 fn another_life_of_a_member_is_no_member() {
     let mut rig = Rig::new(2);
     assert_eq!(rig.report(0, 1, |r| r.incarnation = 99), ["0: epoch 1 primary 0 of [0]"]);
@@ -214,4 +232,55 @@ fn cuts_go_on_without_a_lost_shard_and_it_returns_with_the_longest_log() {
     assert_eq!(rig.report(1, 0, |r| (r.lost, r.durable_lsn) = (0, Lsn(2))), ["1: epoch 3 primary 0 of [0]"]);
     let member = *rig.sequencer.ledger().member(ShardId(1)).unwrap();
     assert_eq!((member.first_lsn, member.open), (Lsn(2), true), "it goes on behind its last bound slot");
+}
+
+/// Every member of shard 1 died with the sequencers, whose new leader has heard nobody.
+fn reborn() -> Rig {
+    let mut rig = Rig::new(2);
+    rig.now_ns += MS;
+    rig.sequencer.expect_replicas(rig.now_ns);
+    for replica in 0..3 {
+        rig.report(0, replica, |_| {});
+    }
+    rig
+}
+
+#[test]
+fn members_that_are_born_again_with_all_that_counted_go_on_with_the_longest_log() {
+    let mut rig = reborn();
+    assert!(
+        rig.report(1, 0, |r| (r.incarnation, r.succeeds, r.durable_lsn) = (98, 20, Lsn(5))).is_empty(),
+        "1 may come"
+    );
+    let said = rig.report(1, 1, |r| (r.incarnation, r.succeeds, r.durable_lsn) = (99, 21, Lsn(7)));
+    assert_eq!(said, ["1: epoch 2 primary 1 of [0, 1]"]);
+    let m = rig.sequencer.ledger().membership(ShardId(1)).unwrap();
+    assert_eq!((m.members[0].incarnation, m.members[1].incarnation), (98, 99));
+    // One that has not heard who the members are cannot say that it was one.
+    let mut rig = reborn();
+    let behind = |r: &mut Report| (r.incarnation, r.change, r.durable_lsn) = (98, 0, Lsn(5));
+    assert!(rig.report(1, 0, behind).is_empty());
+    assert!(rig.report(1, 1, |r| (r.incarnation, r.succeeds) = (99, 21)).is_empty());
+    assert_eq!(rig.report(1, 0, |r| r.succeeds = 20), ["1: epoch 2 primary 0 of [0, 1]"]);
+}
+
+#[test]
+fn one_that_kept_everything_goes_on_alone_when_the_others_have_not_or_do_not_come() {
+    let mut rig = reborn();
+    assert!(rig.report(1, 1, |r| (r.incarnation, r.durable_lsn) = (99, Lsn(9))).is_empty(), "0 may come");
+    let said = rig.report(1, 0, |r| (r.incarnation, r.succeeds, r.durable_lsn) = (98, 20, Lsn(5)));
+    assert_eq!(said, ["1: epoch 2 primary 0 of [0]"]);
+    let mut rig = reborn();
+    assert!(rig.report(1, 1, |r| (r.incarnation, r.succeeds) = (99, 21)).is_empty());
+    assert!(rig.wait(1000, &[(1, 0)]).is_empty(), "a new leader is patient");
+    assert_eq!(rig.wait(200, &[(1, 0)]), ["1: epoch 2 primary 1 of [1]"]);
+}
+
+#[test]
+fn members_that_are_born_again_without_what_counted_are_a_lost_shard() {
+    let mut rig = reborn();
+    assert!(rig.report(1, 0, |r| (r.incarnation, r.durable_lsn) = (98, Lsn(5))).is_empty());
+    // That of another life than the member's is not enough.
+    let said = rig.report(1, 1, |r| (r.incarnation, r.succeeds, r.durable_lsn) = (99, 77, Lsn(7)));
+    assert_eq!(said, ["view 1"]);
 }

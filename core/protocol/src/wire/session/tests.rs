@@ -85,6 +85,7 @@ fn replies_come_back_and_shorter_ones_are_refused() {
         Refusal::Forgotten,
         Refusal::TooLarge { limit_bytes: 9 },
         Refusal::RegionFull { region_bytes: 10 },
+        Refusal::DiskFull,
         Refusal::NotHere,
         Refusal::Failed,
         Refusal::Closed { instead: shard },

@@ -96,6 +96,31 @@ impl RaftGroup {
         }
     }
 
+    /// Another member leads, as far as this one knows.
+    pub fn is_led_elsewhere(&self) -> bool {
+        self.leader().0.is_some_and(|place| place != self.own)
+    }
+
+    /// Hands leadership to whoever has most of the log; asked for again until it is done. False: there is nobody.
+    pub fn hand_over(&mut self) -> bool {
+        let voters = &self.raw.store().conf().voters;
+        let is_there = |place: &usize| {
+            let other = &self.others[*place];
+            other.connected
+                && other.heard_at + HEARD_TICKS > self.ticks
+                && other.id.is_some_and(|id| voters.contains(&id))
+        };
+        let matched = |place: &usize| {
+            let progress = self.others[*place].id.and_then(|id| self.raw.raft.prs().get(id));
+            progress.map_or(0, |progress| progress.matched)
+        };
+        let Some(next) = (0..self.others.len()).filter(is_there).max_by_key(matched) else { return false };
+        if self.raw.raft.lead_transferee.is_none() {
+            self.transfer_leadership(next);
+        }
+        true
+    }
+
     /// Drops entries that nobody needs: whoever is further behind gets a snapshot.
     pub(super) fn cut(&mut self) {
         if self.raw.store().kept() < KEPT_ENTRIES + CUT_AFTER_ENTRIES {

@@ -1,0 +1,65 @@
+//! Chaos: a cluster of real processes in network namespaces, clients that write down what they see, faults from a seed, and
+//! a checker of what was seen. See `antelog-chaos --help`.
+
+mod check;
+mod clients;
+mod cluster;
+mod faults;
+mod history;
+mod network;
+mod reader;
+mod record;
+mod run;
+mod stall;
+mod writer;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "antelog-chaos", version, about = "Disturbs a real cluster and checks what its clients saw")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Start a cluster in namespaces of its own, disturb it from a seed, check what clients saw; needs root
+    Run(run::RunArgs),
+    /// Check what clients of an earlier run saw
+    Check {
+        /// The folder with the histories
+        folder: PathBuf,
+        /// How often a whole shard was lost
+        #[arg(long, default_value_t = 0)]
+        shard_losses: u64,
+    },
+    /// Append records and write down what was answered: what a run starts as a client
+    Writer(writer::WriterArgs),
+    /// Follow the log and write down what was told: what a run starts as a client
+    Reader(reader::ReaderArgs),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Run(args) => run::run(&args),
+        Command::Check { folder, shard_losses } => history::read(&folder).map(|history| {
+            let verdict = check::check(&history, shard_losses);
+            println!("{verdict:#?}");
+            verdict.violations_total == 0
+        }),
+        Command::Writer(args) => writer::run(&args).map(|()| true),
+        Command::Reader(args) => reader::run(&args).map(|()| true),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(why) => {
+            eprintln!("antelog-chaos: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}

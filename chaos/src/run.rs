@@ -1,0 +1,239 @@
+//! A run: a cluster, clients, faults from a seed, and at the end the question whether what clients saw can be.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use antelog_core::sim::rng::Rng;
+use clap::Args;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::check::{Verdict, check};
+use crate::clients::{Clients, READERS, WRITERS};
+use crate::cluster::{Cluster, Shape};
+use crate::faults::{KINDS, Kind, inject, name};
+use crate::history::{self, now_ns};
+use crate::stall::{longest, progress};
+
+/// Places for clients.
+pub const CLIENTS_MAX: usize = WRITERS + READERS;
+
+/// How long a cluster may take to be whole again when nothing disturbs it any more.
+const HEALS_WITHIN: Duration = Duration::from_secs(60);
+
+/// Arguments of a run.
+#[derive(Args)]
+pub struct RunArgs {
+    /// How long faults go on
+    #[arg(long, default_value_t = 300)]
+    seconds: u64,
+    /// The plan's seed; drawn and printed when it is not given
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Shards
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=4))]
+    shards: u16,
+    /// Replicas of each shard; there is a spare besides
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=3))]
+    replicas: u16,
+    /// Appends a second of each of the five writers
+    #[arg(long, default_value_t = 200)]
+    rate: u64,
+    /// cluster.suspect_ms
+    #[arg(long, default_value_t = 400)]
+    suspect_ms: u64,
+    #[command(flatten)]
+    place: PlaceArgs,
+}
+
+/// Where a run takes place.
+#[derive(Args)]
+pub struct PlaceArgs {
+    /// The antelog binary; else the one beside this program
+    #[arg(long)]
+    node: Option<PathBuf>,
+    /// Keep histories and logs in this folder; else in one that is removed when all is well
+    #[arg(long)]
+    keep: Option<PathBuf>,
+}
+
+impl PlaceArgs {
+    /// The node's binary.
+    pub fn program(&self) -> Result<PathBuf, String> {
+        let own = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
+        let beside = own.with_file_name("antelog");
+        let program = self.node.clone().unwrap_or(beside);
+        if program.exists() {
+            return program.canonicalize().map_err(|e| format!("{}: {e}", program.display()));
+        }
+        Err(format!("there is no {}: build it (cargo build --release -p antelog) or give --node", program.display()))
+    }
+
+    /// An empty folder, and whether it is removed afterwards.
+    pub fn folder(&self, what: &str) -> Result<(PathBuf, bool), String> {
+        let own = std::env::temp_dir().join(format!("antelog-chaos-{what}-{}", std::process::id()));
+        let folder = self.keep.as_ref().map_or(own, |keep| keep.join(what));
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).map_err(|e| format!("cannot make {}: {e}", folder.display()))?;
+        Ok((folder, self.keep.is_none()))
+    }
+}
+
+/// A fault that happened: from its begin until the cluster was whole again.
+struct Happened {
+    kind: Kind,
+    span_ns: (u64, u64),
+}
+
+/// Ends a run when somebody wants it to, so that namespaces are removed.
+pub fn interrupted() -> Result<Arc<AtomicBool>, String> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, flag.clone()).map_err(|e| format!("cannot catch signals: {e}"))?;
+    }
+    Ok(flag)
+}
+
+/// Runs it; whether all was well.
+pub fn run(args: &RunArgs) -> Result<bool, String> {
+    let mut drawn = [0; 4];
+    getrandom::fill(&mut drawn).map_err(|e| format!("no random numbers: {e}"))?;
+    let seed = args.seed.unwrap_or_else(|| u64::from(u32::from_le_bytes(drawn)));
+    let interrupted = interrupted()?;
+    let (folder, is_removed) = args.place.folder("run")?;
+    let program = args.place.program()?;
+    let shape = Shape {
+        shards: args.shards.into(),
+        replicas: args.replicas.into(),
+        spares: 1,
+        suspect_ms: args.suspect_ms,
+        region_bytes: 1 << 30,
+    };
+    println!(
+        "seed {seed}: 3 sequencers, {} shards × {} replicas + a spare, {WRITERS} writers, {READERS} subscribers, {} s",
+        args.shards, args.replicas, args.seconds
+    );
+    let mut cluster = match Cluster::start(&shape, CLIENTS_MAX, &program, &folder) {
+        Ok(cluster) => cluster,
+        Err(why) => {
+            println!("skipped: {why}");
+            return Ok(true);
+        }
+    };
+    let result = disturb(args, seed, &mut cluster, &folder, &interrupted);
+    drop(cluster);
+    let is_good = match result {
+        Ok(is_good) => is_good,
+        Err(why) => {
+            println!("FAILED: {why}");
+            false
+        }
+    };
+    if is_good && is_removed {
+        let _ = std::fs::remove_dir_all(&folder);
+    } else {
+        println!("histories and logs are in {}; the plan: --seed {seed}", folder.display());
+    }
+    Ok(is_good)
+}
+
+fn disturb(
+    args: &RunArgs,
+    seed: u64,
+    cluster: &mut Cluster,
+    folder: &Path,
+    interrupted: &AtomicBool,
+) -> Result<bool, String> {
+    cluster.wait_whole(HEALS_WITHIN)?;
+    let mut clients = Clients::start(cluster, folder, args.rate)?;
+    let mut happened = Vec::new();
+    let faults = faults(args, seed, cluster, &mut clients, &mut happened, interrupted);
+    // Also after a failure: what clients saw may tell why.
+    let mended = cluster.mend().and_then(|()| cluster.wait_whole(HEALS_WITHIN));
+    let finished = clients.finish(cluster);
+    let view = mended.as_ref().map_or(1, |status| status.view());
+    let history = history::read(folder)?;
+    let verdict = check(&history, view);
+    report(&verdict, &happened, &progress(&history), view, clients.killed);
+    faults.and(mended.map(drop)).and(finished)?;
+    Ok(verdict.violations_total == 0)
+}
+
+/// One fault after the other until the time is up.
+fn faults(
+    args: &RunArgs,
+    seed: u64,
+    cluster: &mut Cluster,
+    clients: &mut Clients,
+    happened: &mut Vec<Happened>,
+    interrupted: &AtomicBool,
+) -> Result<(), String> {
+    let mut rng = Rng::new(seed, 0);
+    let started = Instant::now();
+    let mut status = cluster.wait_whole(HEALS_WITHIN)?;
+    // Every kind comes once before any comes again.
+    let mut kinds: Vec<Kind> = Vec::new();
+    while started.elapsed() < Duration::from_secs(args.seconds) && !interrupted.load(Ordering::Relaxed) {
+        std::thread::sleep(Duration::from_millis(rng.range(50, 600)));
+        if kinds.is_empty() {
+            kinds = KINDS.iter().map(|(kind, _)| *kind).collect();
+        }
+        let kind = kinds.swap_remove(rng.below(kinds.len() as u64) as usize);
+        let begin_ns = now_ns();
+        let what = if kind == Kind::KillWriter {
+            clients.kill_writer(cluster, rng.below(64) as usize)?
+        } else {
+            let Some(injected) = inject(cluster, &status, kind, &mut rng)? else { continue };
+            std::thread::sleep(injected.lasts);
+            cluster.mend()?;
+            format!("{} for {} ms", injected.what, injected.lasts.as_millis())
+        };
+        println!("{:>7.1} s  {}: {what}", started.elapsed().as_secs_f64(), name(kind));
+        status = cluster.wait_whole(HEALS_WITHIN).map_err(|e| format!("after {}: {what}: {e}", name(kind)))?;
+        happened.push(Happened { kind, span_ns: (begin_ns, now_ns()) });
+        if let Some(ended) = clients.ended() {
+            return Err(ended);
+        }
+    }
+    Ok(())
+}
+
+fn report(verdict: &Verdict, happened: &[Happened], progress: &[u64], view: u64, killed: u32) {
+    let mut stalls: BTreeMap<Kind, Vec<f64>> = BTreeMap::new();
+    for fault in happened {
+        stalls.entry(fault.kind).or_default().push(longest(progress, fault.span_ns) as f64 / 1e6);
+    }
+    println!("\nfault                                            times   stall ms: median   longest");
+    for (kind, name) in KINDS {
+        let Some(list) = stalls.get_mut(kind) else { continue };
+        list.sort_unstable_by(f64::total_cmp);
+        println!("{name:<48} {:>5} {:>18.1} {:>9.1}", list.len(), list[list.len() / 2], list[list.len() - 1]);
+    }
+    println!(
+        "\n{} appends: {} confirmed to their writers, {} refused, {} unknown of which {} are in the log ({killed} writers \
+         killed)\n{} records at {} positions; {view} whole shards lost, {} times taken back ({} records), {} positions \
+         unavailable ({} acknowledged)",
+        verdict.appends,
+        verdict.acknowledged,
+        verdict.refused,
+        verdict.unknown,
+        verdict.unknown_in_log,
+        verdict.records,
+        verdict.positions,
+        verdict.fails,
+        verdict.taken_back,
+        verdict.unavailable,
+        verdict.acknowledged_unavailable,
+    );
+    if verdict.violations_total == 0 {
+        println!(
+            "no violation: nothing acknowledged is lost, doubled, moved or changed; appends are linearizable; every \
+                  subscriber was confirmed the same log"
+        );
+    } else {
+        println!("{} VIOLATIONS:", verdict.violations_total);
+        verdict.violations.iter().for_each(|violation| println!("  {violation}"));
+    }
+}
