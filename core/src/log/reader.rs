@@ -116,6 +116,9 @@ impl LogReader {
             // Only a header that was not being overwritten says how long its entry is.
             self.check(cursor.at)?;
             let end = header.lsn.plus(header.count.into());
+            if header.kind != EntryKind::Pad && header.lsn > cursor.lsn {
+                return Err(Overrun); // The log begins behind the slot: the cursor is of another.
+            }
             if header.kind == EntryKind::Pad || end <= cursor.lsn {
                 cursor.at += header.span_bytes() as u64;
                 continue;
