@@ -20,7 +20,8 @@ pub(super) struct BlockIndex {
 
 impl BlockIndex {
     pub(super) fn new(region_bytes: usize) -> BlockIndex {
-        let blocks = region_bytes / BLOCK_BYTES;
+        // A log that begins in the middle of a block reaches into one more than its region has.
+        let blocks = region_bytes / BLOCK_BYTES + 1;
         let filled = |value| (0..blocks).map(|_| AtomicU64::new(value)).collect();
         BlockIndex { offsets: filled(u64::MAX), lsns: filled(0), crcs: filled(0) }
     }

@@ -1,5 +1,6 @@
 //! Laps, drops, look-ups and verification of a region log.
 
+use antelog_protocol::wire::node::Place;
 use antelog_protocol::{ClientId, Lsn, ShardId};
 
 use super::*;
@@ -128,6 +129,24 @@ fn nothing_is_dropped_before_it_is_bound_or_verified() {
     assert_eq!(append(&mut log, number, 4096), Err(LogFull), "not verified by the backup");
     log.set_limits(log.next_lsn(), log.tail(), u64::MAX);
     assert_eq!(append(&mut log, number, 4096), Ok(()));
+}
+
+#[test]
+fn a_log_that_began_in_the_middle_of_a_block_knows_its_first_place_for_a_whole_lap() {
+    let mut verifier = Verifier::new(Region::new(REGION_BYTES).unwrap(), SHARD);
+    let begins = Place { at_bytes: BLOCK_BYTES as u64 / 2, lsn: Lsn(7), ..verifier.place() };
+    verifier.restart(begins);
+    let options = LogOptions { retention: Retention::Recycle, record_bytes_max: 1 << 10 };
+    let mut log = LogWriter::take_over(verifier, 2, options);
+    log.set_limits(Lsn(0), u64::MAX);
+    for number in 0.. {
+        if append(&mut log, number, 960).is_err() {
+            break;
+        }
+    }
+    assert!(log.tail() > REGION_BYTES as u64, "its end lies in the block of its beginning, a lap later");
+    assert_eq!(log.first_place().map(|place| (place.at_bytes, place.lsn)), Some((begins.at_bytes, begins.lsn)));
+    assert!(log.reader().seek(Lsn(8)).is_ok());
 }
 
 #[test]

@@ -79,8 +79,11 @@ pub struct ReplicaParts<L> {
     pub counters: Counters,
 }
 
-/// Reports that a sequencer is sent at once although nothing has come from it meanwhile; then it may not be taking them.
-const UNHEARD_REPORTS_MAX: u32 = 128;
+/// Reports that a sequencer is sent at once although nothing has come from it meanwhile: it may have nothing to say, or may not be
+/// taking them. Those that say nothing new leave room for one that does.
+const UNHEARD_REPORTS_MAX: u32 = 384;
+/// See [`UNHEARD_REPORTS_MAX`].
+const UNHEARD_OLD_REPORTS_MAX: u32 = 128;
 
 /// A sequencer member as this replica knows it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -89,6 +92,7 @@ struct Sequencer {
     /// The newest report has not left to it.
     report_due: bool,
     reported_ns: Option<u64>,
+    reported: Report,
     /// Reports soon after one another since it was heard.
     unheard: u32,
 }
@@ -418,7 +422,9 @@ impl<T: Transport> ReplicaAgent<T> {
     /// hears often enough to know that the replica lives, and nothing queues up for it without bound.
     fn reports_to(&self, now_ns: u64, member: u16) -> bool {
         let sequencer = &self.sequencers[usize::from(member)];
-        let is_prompt = self.questions.may_lead(sequencer_peer(member)) && sequencer.unheard < UNHEARD_REPORTS_MAX;
+        let is_old = sequencer.reported == self.report;
+        let most = if is_old { UNHEARD_OLD_REPORTS_MAX } else { UNHEARD_REPORTS_MAX };
+        let is_prompt = self.questions.may_lead(sequencer_peer(member)) && sequencer.unheard < most;
         sequencer.connected && sequencer.report_due && (is_prompt || !self.reported_lately(now_ns, sequencer))
     }
 
@@ -444,7 +450,7 @@ impl<T: Transport> ReplicaAgent<T> {
             if self.reports_to(now_ns, member) && self.transport.send(sequencer_peer(member), &buffer[..len]).is_ok() {
                 let mut sequencer = self.sequencers[usize::from(member)];
                 sequencer.unheard += u32::from(self.reported_lately(now_ns, &sequencer));
-                (sequencer.report_due, sequencer.reported_ns) = (false, Some(now_ns));
+                (sequencer.report_due, sequencer.reported_ns, sequencer.reported) = (false, Some(now_ns), self.report);
                 self.sequencers[usize::from(member)] = sequencer;
             }
         }
