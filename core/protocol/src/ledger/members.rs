@@ -229,9 +229,9 @@ impl Ledger {
             let starts_at = CutPoint { window: head.window, cut: head.first_cut, prefix: 0 };
             let len = encode_grant(buffer, head, &members);
             say(&buffer[..len]);
-            if !span.is_fixed() && span.rows().next().is_some() {
+            if !span.is_fixed() && (span.is_closed() || span.rows().next().is_some()) {
                 if index > 0 {
-                    // What comes before a free window is bound when its first cut is.
+                    // What comes before a free window is bound when its first cut is, or when it ends.
                     let len = encode_cut(buffer, self.view, starts_at);
                     say(&buffer[..len]);
                 }

@@ -133,6 +133,11 @@ impl Span {
         size_of::<Span>() + self.members.len() * (size_of::<Member>() + 16) + rows * self.width() * 8
     }
 
+    /// A free span that a grant has ended.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
     /// Ends a free span where it is, and gives back the room for further cuts.
     pub(super) fn close(&mut self) {
         self.closed = true;

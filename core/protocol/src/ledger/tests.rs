@@ -307,6 +307,25 @@ fn members(ledger: &mut Ledger, shard: u16, change: u32, epoch: u32, primary: u1
     apply(ledger, &buffer[..len]).unwrap()
 }
 
+#[test]
+fn a_history_tells_of_a_free_window_that_ended_without_a_cut() {
+    let mut ledger = Ledger::new(4);
+    grant(&mut ledger, WindowMode::Fixed, 0, 1, 0, &[member(0, 2, 0)]);
+    grant(&mut ledger, WindowMode::Free, 1, 1, 2, &[member(0, 0, 2)]);
+    cut(&mut ledger, 1, 0, 0);
+    grant(&mut ledger, WindowMode::Fixed, 2, 1, 2, &[member(0, 2, 2)]);
+    grant(&mut ledger, WindowMode::Fixed, 3, 1, 4, &[member(0, 3, 4)]);
+    let mut late = Ledger::at(ledger.applied_index(), Position(0), 0, 4);
+    let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+    ledger.history(&mut buffer, |entry| {
+        late.apply_snapshot(&OrderEntry::decode(entry).unwrap()).unwrap();
+    });
+    assert_eq!(
+        (late.next_window(), late.bound(), late.granted_end()),
+        (4, CutPoint { window: 2, cut: 0, prefix: 0 }, Position(7))
+    );
+}
+
 /// The primary of shard 0, born again, goes on alone.
 fn life(ledger: &mut Ledger, change: u32, epoch: u32) -> Applied {
     let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
