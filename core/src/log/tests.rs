@@ -150,6 +150,29 @@ fn a_log_that_began_in_the_middle_of_a_block_knows_its_first_place_for_a_whole_l
 }
 
 #[test]
+fn what_was_given_back_does_not_follow_what_is_written_again_before_it() {
+    let mut log = writer(Retention::Refuse);
+    for number in 0..10 {
+        append(&mut log, number, 100).unwrap();
+    }
+    let copy = Region::new(REGION_BYTES).unwrap();
+    let span = antelog_protocol::wire::entry::span_bytes(100);
+    copy.put_from(0, log.region(), 0, 10 * span);
+    let mut verifier = Verifier::new(copy.clone(), SHARD);
+    verifier.find_end();
+    assert_eq!(verifier.lsn(), Lsn(10));
+    let mut places = vec![verifier.first_place().unwrap()];
+    while let Some((_, behind)) = verifier.entry(*places.last().unwrap()) {
+        places.push(behind);
+    }
+    verifier.rewind(places[2]);
+    // Another primary's log ends after five of them.
+    copy.put_from(2 * span, log.region(), 2 * span, 3 * span);
+    verifier.find_end();
+    assert_eq!(verifier.lsn(), Lsn(5));
+}
+
+#[test]
 fn a_verifier_stops_at_the_first_break_of_the_chain() {
     let mut log = writer(Retention::Refuse);
     for number in 0..10 {

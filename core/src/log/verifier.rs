@@ -141,9 +141,16 @@ impl Verifier {
         }
     }
 
-    /// Gives back what lies behind this place, where an entry of the verified log ends.
+    /// Gives back what lies behind this place, where an entry of the verified log ends. Nobody writes to it any more.
     pub fn rewind(&mut self, place: Place) {
         assert!(place.at_bytes <= self.at && place.at_bytes >= self.head(), "a log ends where it has an entry");
+        // The whole chain, verified or not: whose log has some of it writes that again, and the rest must not follow it.
+        self.find_end();
+        let mut next = place;
+        while let Some((_, behind)) = self.entry(next) {
+            self.shared.region.put(self.shared.place(next.at_bytes), &[0; HEADER_BYTES]);
+            next = behind;
+        }
         self.shared.index.forget_from(place.at_bytes);
         self.shared.tail.store(place.at_bytes, Ordering::Release);
         (self.at, self.lsn, self.crc, self.epoch) = (place.at_bytes, place.lsn, place.crc, place.epoch);

@@ -97,6 +97,10 @@ impl Follower {
             self.log.rewind(self.offered);
             self.bound = self.offered;
         } else {
+            // What is not bound may be void, and must not be found behind what the primary writes.
+            if self.bound.at_bytes >= self.log.head() {
+                self.log.rewind(self.bound);
+            }
             self.log.restart(place);
             self.bound = place;
         }
