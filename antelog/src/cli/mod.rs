@@ -86,6 +86,8 @@ enum Command {
     },
     /// Change how the running log is ordered
     Ordering(members::OrderingArgs),
+    /// Drop what lies below a position, all of it bound
+    Trim(members::TrimArgs),
     /// Run simulated clusters on virtual time from seeds, with faults, and check what clients are told
     Sim(sim::SimArgs),
     /// Look at what this machine lacks for RDMA and for speed; exit code 0: RDMA is usable, 3: TCP only, 1: broken
@@ -149,6 +151,7 @@ pub fn main() -> ExitCode {
         Command::Outcome(args) => query::outcome(&args),
         Command::Shard { command } => members::shard(&command),
         Command::Ordering(args) => members::ordering(&args),
+        Command::Trim(args) => members::trim(&args),
         Command::Profile { command } => profile::run(&command),
         Command::Doctor(args) => return exit(doctor::run(&args)),
         Command::SoftRoce { command } => soft_roce::command(&command),

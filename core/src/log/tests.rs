@@ -35,7 +35,7 @@ fn read(reader: &LogReader, cursor: &mut Cursor) -> Result<(u64, Vec<u8>), Overr
             cursor.lsn = cursor.lsn.plus(1);
             Ok((header.seq, bytes))
         }
-        Item::NoOps { count } => {
+        Item::NoOps { count } | Item::Lost { count } => {
             cursor.lsn = cursor.lsn.plus(count);
             Ok((u64::MAX, vec![]))
         }
