@@ -7,7 +7,8 @@
 //! * `leader` — a primary's work in a cycle;
 //! * `follower` — a backup's: what it checks and keeps;
 //! * `change` — how one becomes the other: promotion, fence, joining;
-//! * `disk` — the log on disk, if there is one; `keep` — what a cycle does with it; `catch_up` — how others are given what is only there;
+//! * `disk` — the log on disk, if there is one; `keep` — what a cycle does with it; `catch_up` — how others are given what
+//!   is only there;
 //! * `peers` — the other replicas and what is said to them;
 //! * `order` — the order stream, snapshots of it, and questions to who leads the sequencers.
 

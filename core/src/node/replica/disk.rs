@@ -161,7 +161,8 @@ pub struct Opened {
     pub notice: Option<String>,
 }
 
-/// Opens the log in a directory and takes it up: `log`, empty until now, holds the newest of it afterwards. Waits for the disk.
+/// Opens the log in a directory and takes it up: `log`, empty until now, holds the newest of it afterwards. Waits for the
+/// disk.
 /// `waker` wakes the replica's thread, `gate_waker` that of the gate: both read old entries.
 ///
 /// # Errors
@@ -305,8 +306,8 @@ impl OwnDisk {
         self.store.wait_for_writes();
     }
 
-    /// The log ends at `end` now and goes on as a copy of what the primary of `epoch` writes: the disk follows before anybody is
-    /// told. `anew`: nothing of what was is kept.
+    /// The log ends at `end` now and goes on as a copy of what the primary of `epoch` writes: the disk follows before
+    /// anybody is told. `anew`: nothing of what was is kept.
     pub(super) fn conform(&mut self, end: Place, anew: bool, epoch: u32, own: u64) {
         (self.memory.epoch, self.memory.lives) = (epoch, vec![own]);
         if anew {

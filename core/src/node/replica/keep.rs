@@ -1,5 +1,5 @@
-//! What a replica does with its log on disk: writes it behind memory, tells what is flushed there and how much room there is,
-//! cuts it with the log, and ends it.
+//! What a replica does with its log on disk: writes it behind memory, tells what is flushed there and how much room there
+//! is, cuts it with the log, and ends it.
 
 use super::{Life, ReplicaAgent};
 use crate::channel::mirror::{CONTROL_REGION, FLUSHED_AT, ROOM_AT};
