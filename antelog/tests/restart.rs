@@ -11,9 +11,10 @@ use std::thread::JoinHandle;
 use antelog::{Client, ClientOptions, Event, OnUnavailable, Position, Scope, ShardId, Slot, SubscribeOptions};
 use common::{Folder, PATIENCE, Server, bad, cluster_file, noise};
 
-/// A region of 1 MiB: a few thousand records do not fit.
+/// A region of 1 MiB: a few thousand records do not fit. Silence is put up with for as long as a busy disk may take to sync
+/// what a fence asks for, a few times over.
 const SIZES: &str = "region_bytes = 1048576\nrecord_bytes_max = 4096\nclient_ring_bytes = 262144\ntick_us = 1000\n\
-                     suspect_ms = 400\n";
+                     suspect_ms = 2000\n";
 
 /// Nothing here is about stragglers.
 const PATIENT: &str = "policy.ground_windows=0";
@@ -137,8 +138,13 @@ impl Writer {
                 while !stop.load(Ordering::Relaxed) {
                     let record = record(&name, landed.len() as u64);
                     // What was under way when everybody died may be lost: the client says so.
-                    let Ok(position) = client.append(Some(ShardId(shard)), &record[..]) else { break };
-                    landed.push((record, position));
+                    match client.append(Some(ShardId(shard)), &record[..]) {
+                        Ok(position) => landed.push((record, position)),
+                        Err(error) => {
+                            eprintln!("{name}: {error}");
+                            break;
+                        }
+                    }
                     acknowledged.store(landed.len() as u64, Ordering::Relaxed);
                 }
                 landed
