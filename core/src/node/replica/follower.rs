@@ -46,8 +46,8 @@ impl Follower {
         }
     }
 
-    /// Whether what is bound now is what this log holds, which is a copy of that of the primary of `log_epoch`: of slots bound
-    /// under a later primary it may hold others.
+    /// Whether what is bound now is what this log holds, which is a copy of that of the primary of `log_epoch`: of slots
+    /// bound under a later primary it may hold others.
     pub(super) fn is_true(&self, log_epoch: u32) -> bool {
         self.ledger.membership(self.log.shard()).is_none_or(|m| m.epoch <= log_epoch)
     }
@@ -171,7 +171,8 @@ impl Follower {
         let committed = self.ledger.committed_lsn(self.log.shard());
         let is_cut = self.no_ops_until >= committed;
         if !on_disk && self.log.lsn() < committed && !is_cut {
-            // Only a shard that was lost comes back without bound slots: they stay missing. Memory keeps nothing before them.
+            // Only a shard that was lost comes back without bound slots: they stay missing. Memory keeps nothing before
+            // them.
             let end = Place { lsn: committed, ..self.log.place() };
             self.log.restart(end);
             self.bound = end;
