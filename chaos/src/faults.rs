@@ -10,7 +10,7 @@ use crate::cluster::{Cluster, Status};
 
 /// What can happen. One at a time, and the next when the cluster is whole again: so no shard without a disk ever loses all
 /// of its replicas, which may lose acknowledged records by design.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Kind {
     KillPrimary,
     KillBackup,

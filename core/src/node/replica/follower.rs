@@ -23,8 +23,6 @@ pub(super) struct Follower {
     duplicates: Duplicates,
     /// The table was taken over from a primary that had appended this far: a log that ends before is not its.
     table_end: Lsn,
-    /// What was last said to the primary to be bound.
-    offered: Place,
     /// The log ends in no-ops that go on up to this slot, where it was cut off.
     no_ops_until: Lsn,
     records: u64,
@@ -44,7 +42,6 @@ impl Follower {
             bound,
             duplicates: Duplicates::new(sessions_max, remembered),
             table_end: Lsn(0),
-            offered: bound,
             no_ops_until: Lsn(0),
             records: 0,
             records_lsn: Lsn(0),
@@ -55,12 +52,6 @@ impl Follower {
 
     /// Up to here the log holds nothing but what is bound.
     pub(super) fn bound(&self) -> Place {
-        self.bound
-    }
-
-    /// The place up to which everything is bound, as it is said to other replicas now.
-    pub(super) fn offer(&mut self) -> Place {
-        self.offered = self.bound;
         self.bound
     }
 
@@ -95,15 +86,19 @@ impl Follower {
         ENTRIES_PER_CYCLE
     }
 
-    /// The primary says where its log is to be followed from.
+    /// The primary says where its log is to be followed from. Where that is a place of what is bound here, what lies before
+    /// it stays: it may be the place that another replica was told of, or this one some time ago.
     pub(super) fn start(&mut self, place: Place) {
-        let own = place == Place { epoch: place.epoch, ..self.offered } && place.at_bytes >= self.log.head();
-        if own {
-            self.log.rewind(self.offered);
-            self.bound = self.offered;
-        } else {
-            self.log.restart(place);
-            self.bound = place;
+        let found = self.log.place_before(place.lsn).filter(|found| Place { epoch: found.epoch, ..place } == *found);
+        match found.filter(|found| found.at_bytes <= self.bound.at_bytes) {
+            Some(own) => {
+                self.log.rewind(own);
+                self.bound = own;
+            }
+            None => {
+                self.log.restart(place);
+                self.bound = place;
+            }
         }
         self.forget_sessions();
     }
@@ -176,5 +171,55 @@ impl Follower {
             log.no_ops(u32::try_from(end.0 - log.next_lsn().0).unwrap_or(u32::MAX));
         }
         (shard, log)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use antelog_protocol::{Beat, ReplicaId, ShardId};
+
+    use super::*;
+    use crate::log::{REGION_BYTES_MIN, Retention};
+    use crate::mem::Region;
+
+    /// A follower whose log holds ten records, all of them bound.
+    fn follower() -> Follower {
+        let shard = ShardId(0);
+        let region = Region::new(REGION_BYTES_MIN).unwrap();
+        let options = LogOptions { retention: Retention::Refuse, record_bytes_max: 64 };
+        let mut log = LogWriter::new(region, shard, 1, options);
+        (0..10).for_each(|seq| log.record(ClientId(7), seq, b"record"));
+        let config = ShardConfig {
+            shard,
+            replica: ReplicaId { number: 1, incarnation: 5 },
+            epoch: 0,
+            tick_ns: 1,
+            tick_phase_ns: 0,
+            beat: Beat::Target,
+            fill_wait_ns: 0,
+            pause_gaps: 8,
+            standby: false,
+            report_every_ns: 1,
+            pending_max: 16,
+            sessions_max: 4,
+            session_remembered: 4,
+            free_cuts_max: 4,
+        };
+        let mut follower = Follower::new(&config, Ledger::new(4), log.give_up(Lsn(10)));
+        follower.bound = follower.log.place();
+        follower
+    }
+
+    #[test]
+    fn whoever_follows_from_a_place_of_its_own_keeps_what_lies_before() {
+        let mut follower = follower();
+        let (end, early) = (follower.bound(), follower.log.place_before(Lsn(4)).unwrap());
+        // The primary was told of this place when its connection was made, another replica of a later one since.
+        follower.start(Place { epoch: 3, ..early });
+        assert_eq!((follower.log.head(), follower.log.at(), follower.bound()), (0, early.at_bytes, early));
+        assert_eq!(follower.log.first_place().map(|p| p.lsn), Some(Lsn(0)));
+        // A place that it does not have: nothing of its own log counts.
+        follower.start(end);
+        assert_eq!((follower.log.head(), follower.log.lsn()), (end.at_bytes, Lsn(10)));
     }
 }
