@@ -199,6 +199,12 @@ impl Cluster {
         }
     }
 
+    /// Kills nodes at once.
+    pub fn kill_all(&mut self, places: &[usize]) {
+        places.iter().for_each(|place| self.signal(*place, Signal::KILL));
+        places.iter().for_each(|place| self.kill(*place));
+    }
+
     /// Tells the node at a place to end, and waits for it; its exit code.
     pub fn terminate(&mut self, place: usize) -> Result<(), String> {
         self.signal(place, Signal::TERM);

@@ -118,7 +118,7 @@ pub fn inject(cluster: &mut Cluster, status: &Status, kind: Kind, rng: &mut Rng)
             cluster.network.block(places[from], places[at])?;
         }
         Kind::Terminate => cluster.terminate(places[0])?,
-        _ => places.iter().for_each(|place| cluster.kill(*place)),
+        _ => cluster.kill_all(&places),
     }
     let what = targets.iter().map(|id| format!("node {id}")).collect::<Vec<_>>().join(" and ");
     Ok(Some(Injected { what, lasts: long }))
