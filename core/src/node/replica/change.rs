@@ -24,7 +24,7 @@ const WRITE_BYTES_MAX: u64 = 512 << 10;
 
 impl<T: Transport> ReplicaAgent<T> {
     pub(super) fn greeting(&mut self) -> Greeting {
-        let bound = self.follower().map_or(Place::default(), Follower::offer);
+        let bound = self.follower().map_or(Place::default(), |f| f.bound());
         Greeting { incarnation: self.own.incarnation, epoch: self.epoch, bound }
     }
 
