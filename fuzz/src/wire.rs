@@ -121,8 +121,14 @@ fn encode(buffer: &mut [u8], entry: &OrderEntry<'_>) -> usize {
         OrderEntry::ViewChange { view, shard } => encode_view_change(buffer, *view, *shard),
         OrderEntry::ShardChange(c) => {
             let members: Vec<_> = c.members.iter().collect();
-            let head =
-                ShardChangeHead { view: c.view, shard: c.shard, change: c.change, epoch: c.epoch, primary: c.primary, since_failure: c.since_failure };
+            let head = ShardChangeHead {
+                view: c.view,
+                shard: c.shard,
+                change: c.change,
+                epoch: c.epoch,
+                primary: c.primary,
+                since_failure: c.since_failure,
+            };
             encode_shard_change(buffer, head, &members)
         }
         OrderEntry::Decree(decree) => encode_decree(buffer, decree),

@@ -40,8 +40,8 @@ fn seeds_pass_and_reach_what_they_must() {
 /// Seeds that found something once: what it was.
 #[test]
 fn seeds_that_failed_once_pass() {
-    // Two queue pairs failed at once; what the device said about one was taken for the other. And later: reports to a sequencer
-    // that did not run queued up beyond what receives are posted for.
+    // Two queue pairs failed at once; what the device said about one was taken for the other. And later: reports to a
+    // sequencer that did not run queued up beyond what receives are posted for.
     assert_eq!(run(125, false).failure, None);
     let overrides =
         Overrides { faults: FaultSet::from_names("lost-links,pauses,sessions,leaders"), ..Overrides::default() };

@@ -245,8 +245,8 @@ impl<H: Clone> Merge<H> {
         if known.is_some_and(|p| p != position) {
             return Err(Contradiction { invariant: "I8", what: "a delivery's position is not the granted one" });
         }
-        // Delivered before the connection was lost, or from before the stream's beginning: a gate that learns of a failure after
-        // it was asked goes back to that.
+        // Delivered before the connection was lost, or from before the stream's beginning: a gate that learns of a
+        // failure after it was asked goes back to that.
         let passed = match stream.next_lsn {
             Some(next) => next.0.saturating_sub(lsn.0),
             None => stream.next_position.0.saturating_sub(position.0),

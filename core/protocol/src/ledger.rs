@@ -295,8 +295,8 @@ impl Ledger {
         self.forget_failures();
     }
 
-    /// This ledger was made from a snapshot; an older one of the same order log knows of positions before it. Takes over what
-    /// that knows without a gap.
+    /// This ledger was made from a snapshot; an older one of the same order log knows of positions before it. Takes over
+    /// what that knows without a gap.
     pub fn continue_from(&mut self, older: Ledger) {
         let Some(first) = self.spans.front() else { return };
         let Ledger { spans: mut known, view, .. } = older;

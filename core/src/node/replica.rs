@@ -80,8 +80,8 @@ pub struct ReplicaParts<L> {
     pub counters: Counters,
 }
 
-/// Reports that a sequencer is sent at once although nothing has come from it meanwhile: it may have nothing to say, or may not be
-/// taking them. Those that say nothing new leave room for one that does.
+/// Reports that a sequencer is sent at once although nothing has come from it meanwhile: it may have nothing to say, or may
+/// not be taking them. Those that say nothing new leave room for one that does.
 const UNHEARD_REPORTS_MAX: u32 = 384;
 /// See [`UNHEARD_REPORTS_MAX`].
 const UNHEARD_OLD_REPORTS_MAX: u32 = 128;
@@ -419,8 +419,8 @@ impl<T: Transport> ReplicaAgent<T> {
         self.sequencers.iter_mut().for_each(|s| s.report_due = true);
     }
 
-    /// Whether a sequencer is to have the newest report now. Who does not lead, or takes nothing, need not have every one: it
-    /// hears often enough to know that the replica lives, and nothing queues up for it without bound.
+    /// Whether a sequencer is to have the newest report now. Who does not lead, or takes nothing, need not have every one:
+    /// it hears often enough to know that the replica lives, and nothing queues up for it without bound.
     fn reports_to(&self, now_ns: u64, member: u16) -> bool {
         let sequencer = &self.sequencers[usize::from(member)];
         let is_old = sequencer.reported == self.report;

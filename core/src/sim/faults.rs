@@ -103,8 +103,8 @@ impl<O: Overlay> Machine<O> {
         }
     }
 
-    /// Every process that is down comes back, and nobody dies any more: the faults are over. (A death that waited for a paused
-    /// thread would come too late for anybody to bring the process back.)
+    /// Every process that is down comes back, and nobody dies any more: the faults are over. A death that waited for a
+    /// paused thread would come too late for anybody to bring the process back.
     ///
     /// # Errors
     /// As [`restart`](Self::restart).

@@ -73,8 +73,8 @@ impl Shard {
         self.send_report(now_ns, out);
     }
 
-    /// The order log is told anew as of a later entry, and what lies between is not told at all. Whoever is the primary still
-    /// goes on: nobody else has written its log, and nothing of it is bound that it has not reported.
+    /// The order log is told anew as of a later entry, and what lies between is not told at all. Whoever is the primary
+    /// still goes on: nobody else has written its log, and nothing of it is bound that it has not reported.
     pub fn follow_anew(&mut self, now_ns: u64, ledger: Ledger, out: &mut impl ShardOut) {
         let shard = self.config.shard;
         let committed = ledger.committed_lsn(shard);

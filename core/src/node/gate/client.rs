@@ -231,7 +231,7 @@ impl Client {
                 }
             }
             Request::Subscribe { stream, shard, from, credit_bytes, view } => {
-                self.subscribe(common, (stream, shard), (from, view), credit_bytes)?;
+                self.subscribe(common, (stream, shard), ((from, view), credit_bytes))?;
             }
             Request::Unsubscribe { stream } => self.streams.retain(|s| s.id != stream),
             Request::Consumed { stream, bytes } => {
@@ -294,8 +294,7 @@ impl Client {
         &mut self,
         common: &Common,
         (stream, shard): (u32, ShardId),
-        from: (Position, u32),
-        credit_bytes: u64,
+        (from, credit_bytes): ((Position, u32), u64),
     ) -> Result<(), String> {
         self.streams.retain(|s| s.id != stream);
         if self.streams.len() == STREAMS_MAX {

@@ -28,7 +28,8 @@ pub(super) struct Stream {
     epoch: Option<u32>,
     /// Where it is in entries that have left memory.
     old: OldCursor,
-    /// Failures of the shard up to this view are taken into account, by the cursor or by the client when it said where to begin.
+    /// Failures of the shard up to this view are taken into account, by the cursor or by the client when it said where to
+    /// begin.
     failure: u32,
     credit_bytes: u64,
     consumed: u64,
@@ -81,8 +82,8 @@ impl Stream {
         Stream { id, shard, next, cursor, epoch, old, failure, credit_bytes, consumed: 0, sent: 0 }
     }
 
-    /// Another primary's log has its own places; after a failure the shard goes on where it was bound. False: the client knows
-    /// of failures that this gate does not know yet.
+    /// Another primary's log has its own places; after a failure the shard goes on where it was bound. False: the client
+    /// knows of failures that this gate does not know yet.
     fn follow(&mut self, epoch: Option<u32>, ledger: &Ledger) -> bool {
         let known = self.failure;
         for failed in ledger.failed().filter(|f| f.shard == self.shard && f.view > known) {

@@ -135,8 +135,8 @@ impl Follower {
         self.no_ops_until = if cut.is_some() { committed } else { Lsn(0) };
     }
 
-    /// A ledger made from a snapshot takes the place of this one's. If the shard was lost meanwhile, what is void is given back
-    /// of a log from before.
+    /// A ledger made from a snapshot takes the place of this one's. If the shard was lost meanwhile, what is void is
+    /// given back of a log from before.
     pub(super) fn follow_anew(&mut self, ledger: Ledger, is_past: bool, log_epoch: u32) {
         let known = std::mem::replace(&mut self.ledger, ledger);
         let shard = self.log.shard();

@@ -219,8 +219,8 @@ impl Network {
         let message =
             pipe.wire.front().and_then(|o| if let Body::Send { message } = &o.body { Some(message) } else { None });
         if let Some(message) = message.filter(|_| pipe.unreleased == SENDS_IN_FLIGHT_MAX) {
-            // A sequencer that does not run for many times the suspicion time is told often enough that its replicas live: the
-            // transport holds that back. Nothing else may need it to.
+            // A sequencer that does not run for many times the suspicion time is told often enough that its replicas
+            // live: the transport holds that back. Nothing else may need it to.
             if kind != LinkKind::Client && message.first() != Some(&REPORT_TAG) {
                 self.seen.overrun = self.seen.overrun.or(Some(link));
             }
