@@ -125,8 +125,8 @@ impl Follower {
         self.log.place()
     }
 
-    /// Gives back all that is not bound, from this slot on, or not known to be. A log without the last bound slots says so by
-    /// where it ends.
+    /// Gives back all that is not bound, from this slot on, or not known to be. A log without the last bound slots says so
+    /// by where it ends.
     pub(super) fn keep_below(&mut self, committed: Lsn, log_epoch: u32) {
         let committed = if self.is_true(log_epoch) { committed } else { committed.min(self.bound.lsn) };
         let Some(place) = self.log.place_before(committed) else { return };
