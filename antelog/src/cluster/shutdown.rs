@@ -10,7 +10,8 @@ use antelog_core::node::mailbox::{Admission, MailSender};
 use super::Cluster;
 use crate::network::NodeLink;
 
-/// How many times as long as it takes to suspect a silent node a hand-over may take: whoever can take over has done so by then.
+/// How many times as long as it takes to suspect a silent node a hand-over may take: whoever can take over has done so by
+/// then.
 const HAND_OVER_SUSPECTS: u32 = 4;
 
 /// How a gate is told to end, and whoever answers for it.
