@@ -142,7 +142,9 @@ fn taken(history: &History, (from_ns, to_ns): (u64, u64)) -> usize {
         let mut count = 0;
         for (at_ns, told) in subscriber {
             match told {
-                Told::Deliver { position, .. } => drop(held.insert(*position)),
+                Told::Deliver { position, .. } => {
+                    held.insert(*position);
+                }
                 Told::Confirm { upto } => held = held.split_off(upto),
                 Told::Fail { from } => {
                     let back = held.split_off(from).len();

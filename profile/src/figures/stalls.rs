@@ -1,4 +1,4 @@
-//! How long nothing is confirmed after a loss: processes that are killed on virtual time, so that their peers see connections
+//! How long nothing is confirmed after a loss: processes that are killed on virtual time, whose peers see their connections
 //! closed at once.
 
 use antelog_core::sim::stage::Victim;
