@@ -306,6 +306,15 @@ impl Client {
         self.ask_membership(Some(change), timeout)
     }
 
+    /// Says that positions below `upto`, which are all bound, need not be kept any longer: reading them is an error from now
+    /// on, and disks drop them by and by.
+    ///
+    /// # Errors
+    /// As [`change`](Self::change).
+    pub fn trim(&self, upto: Position, timeout: Duration) -> Result<(), Error> {
+        self.change(Change::Trim(upto), timeout).map(drop)
+    }
+
     /// Who takes part in the log, and how it is ordered: not older than this call.
     ///
     /// # Errors
@@ -322,6 +331,7 @@ impl Client {
             Some(Change::Join(shard)) => format!("the request that shard {shard} join, which may still happen,"),
             Some(Change::Leave(shard)) => format!("the request that shard {shard} leave, which may still happen,"),
             Some(Change::Ordering(to)) => format!("the request for {} ordering, which may still happen,", to.name()),
+            Some(Change::Trim(upto)) => format!("the request to trim the log up to {upto}, which may still happen,"),
             None => "the question for the membership".into(),
         })
     }

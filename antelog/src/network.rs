@@ -6,6 +6,7 @@
 use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
 use std::path::Path as FilePath;
 use std::sync::Arc;
+use std::time::Duration;
 
 use antelog_core::counters::Counters;
 use antelog_core::path::{Ability, Path, Wish};
@@ -111,6 +112,14 @@ impl Network {
             Ok(choice) => format!("rdma where the other side can: {}", choice.why),
             Err(why) => format!("tcp: {why}"),
         }
+    }
+
+    /// A connection between nodes: one on which nothing gets through is lost after the time that makes its peer suspected.
+    pub fn node_link(carrier: TcpLink, path: Path, suspect_ms: u64) -> NodeLink {
+        if let Err(error) = carrier.give_up_after(Duration::from_millis(suspect_ms)) {
+            tracing::warn!("a connection to {} may hang when the network fails: {error}", carrier.peer());
+        }
+        Network::link(carrier, path)
     }
 
     /// A connection as the hand-shake decided.

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-use antelog::{Client, ClientOptions, Event, OnUnavailable, Position, Scope, ShardId, SubscribeOptions};
+use antelog::{Client, ClientOptions, Event, OnUnavailable, Position, Scope, ShardId, Slot, SubscribeOptions};
 use common::{Folder, PATIENCE, Server, bad, cluster_file, noise};
 
-/// A region of 1 MiB: a few thousand records do not fit.
+/// A region of 1 MiB: a few thousand records do not fit. Silence is put up with for as long as a busy disk may take to sync
+/// what a fence asks for, a few times over.
 const SIZES: &str = "region_bytes = 1048576\nrecord_bytes_max = 4096\nclient_ring_bytes = 262144\ntick_us = 1000\n\
-                     suspect_ms = 400\n";
+                     suspect_ms = 2000\n";
 
 /// Nothing here is about stragglers.
 const PATIENT: &str = "policy.ground_windows=0";
@@ -137,8 +138,13 @@ impl Writer {
                 while !stop.load(Ordering::Relaxed) {
                     let record = record(&name, landed.len() as u64);
                     // What was under way when everybody died may be lost: the client says so.
-                    let Ok(position) = client.append(Some(ShardId(shard)), &record[..]) else { break };
-                    landed.push((record, position));
+                    match client.append(Some(ShardId(shard)), &record[..]) {
+                        Ok(position) => landed.push((record, position)),
+                        Err(error) => {
+                            eprintln!("{name}: {error}");
+                            break;
+                        }
+                    }
                     acknowledged.store(landed.len() as u64, Ordering::Relaxed);
                 }
                 landed
@@ -216,6 +222,8 @@ fn what_was_flushed_and_acknowledged_is_there_after_all_were_killed_at_once() {
             cluster.kill(&order);
             cluster.start_nodes(&[0, 1, 2, 3, 4]);
             landed.extend(end(writers));
+            // A shard whose replicas all died while the sequencer lived was lost, and returns.
+            landed.extend(cluster.serves());
             assert_eq!(check(&cluster.addresses(), &landed), 0, "everything is available");
         }
     }
@@ -236,6 +244,7 @@ fn after_an_orderly_end_of_all_nothing_is_lost_without_flushing_either() {
             assert_eq!(server.exit_code(), Some(0));
         }
         cluster.start_nodes(&[0, 1, 2, 3, 4]);
+        landed.extend(cluster.serves());
         assert_eq!(check(&cluster.addresses(), &landed), 0, "everything is available");
     }
 }
@@ -423,4 +432,49 @@ fn what_is_not_to_be_kept_is_dropped_and_sessions_are_not_forgotten() {
     assert!(format!("{read:?}").contains("Record"), "{read:?} is not {}", record.len());
     // Its one record was dropped long ago, and the shard still knows what it expects of it.
     idle.append(Some(ShardId(0)), &b"late"[..]).unwrap();
+}
+
+#[test]
+fn what_is_trimmed_is_dropped_and_stays_so() {
+    let mut cluster = Cluster::start("restart-trim", "flushed");
+    let writers = cluster.writers("a");
+    writers.iter().for_each(|w| w.goes_on(4000));
+    let landed = end(writers);
+    let last = landed.iter().map(|(_, position)| *position).max().unwrap();
+    let upto = Position(last.0 - 100);
+    let client = Client::connect(ClientOptions::new(cluster.addresses())).unwrap();
+    let error = client.trim(Position(last.0 + 1_000_000), PATIENCE).unwrap_err().to_string();
+    assert!(error.contains("positions that are not bound yet cannot be trimmed"), "{error}");
+    client.trim(upto, PATIENCE).unwrap();
+    let trimmed =
+        common::good(&["trim", "--cluster", &cluster.addresses()[0], &(upto.0 - 50).to_string(), "--wait", "60"], &[]);
+    assert!(
+        String::from_utf8(trimmed).unwrap().contains("the log begins at"),
+        "less than is trimmed already is no error"
+    );
+    let deadline = std::time::Instant::now() + PATIENCE;
+    for node in 1..=4 {
+        // What memory holds is on disk too.
+        while std::fs::read_dir(cluster.log_of(node)).unwrap().count() > 11 {
+            assert!(std::time::Instant::now() < deadline, "node {node} drops nothing");
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    }
+    for restarted in [false, true] {
+        if restarted {
+            cluster.kill(&[0, 1, 2, 3, 4]);
+            cluster.start_nodes(&[0, 1, 2, 3, 4]);
+            cluster.serves();
+        }
+        let client = Client::connect(ClientOptions::new(cluster.addresses())).unwrap();
+        let first = client.subscribe(Scope::All, Position(0)).unwrap().events().next().unwrap();
+        assert!(matches!(first, Err(antelog::Error::Trimmed { head }) if head >= upto), "{first:?}");
+        for (record, position) in landed.iter().filter(|(_, position)| position.0 + 40 > upto.0) {
+            match client.read(*position, PATIENCE).unwrap() {
+                Slot::Record(found) => assert!(*position >= upto && found[..] == record[..], "{position}"),
+                Slot::Trimmed(head) => assert!(*position < upto && head >= upto, "{position} is before {head}"),
+                other => panic!("{other:?} at {position}"),
+            }
+        }
+    }
 }

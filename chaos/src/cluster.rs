@@ -68,6 +68,8 @@ impl Status {
         let rows = |name: &str| self.0[name].as_array().map_or(&[][..], Vec::as_slice);
         self.0["problems"].as_array().is_some_and(Vec::is_empty)
             && rows("nodes").iter().all(|n| n["answers"] == true)
+            // Who was killed is a voter until the one in its place is: another kill now would be one too many.
+            && rows("nodes").iter().all(|n| n["part"] != "does not vote yet" && n["part"] != "is no member of its shard")
             && rows("shards").iter().all(|s| s["members"].as_u64() >= Some(shape.replicas as u64))
             && self.0["sequencers"]["voters"] == 3
             && self.leader().is_some()
@@ -195,6 +197,12 @@ impl Cluster {
             let _ = child.kill();
             let _ = child.wait();
         }
+    }
+
+    /// Kills nodes at once.
+    pub fn kill_all(&mut self, places: &[usize]) {
+        places.iter().for_each(|place| self.signal(*place, Signal::KILL));
+        places.iter().for_each(|place| self.kill(*place));
     }
 
     /// Tells the node at a place to end, and waits for it; its exit code.

@@ -10,7 +10,7 @@ use crate::cluster::{Cluster, Status};
 
 /// What can happen. One at a time, and the next when the cluster is whole again: so no shard without a disk ever loses all
 /// of its replicas, which may lose acknowledged records by design.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Kind {
     KillPrimary,
     KillBackup,
@@ -118,7 +118,7 @@ pub fn inject(cluster: &mut Cluster, status: &Status, kind: Kind, rng: &mut Rng)
             cluster.network.block(places[from], places[at])?;
         }
         Kind::Terminate => cluster.terminate(places[0])?,
-        _ => places.iter().for_each(|place| cluster.kill(*place)),
+        _ => cluster.kill_all(&places),
     }
     let what = targets.iter().map(|id| format!("node {id}")).collect::<Vec<_>>().join(" and ");
     Ok(Some(Injected { what, lasts: long }))

@@ -11,6 +11,7 @@ mod reader;
 mod record;
 mod run;
 mod stall;
+mod stalls;
 mod writer;
 
 use std::path::PathBuf;
@@ -29,6 +30,8 @@ struct Cli {
 enum Command {
     /// Start a cluster in namespaces of its own, disturb it from a seed, check what clients saw; needs root
     Run(run::RunArgs),
+    /// Measure how long confirmations stop when a primary, a backup, a sequencer or a whole shard is killed; needs root
+    Stalls(stalls::StallArgs),
     /// Check what clients of an earlier run saw
     Check {
         /// The folder with the histories
@@ -46,6 +49,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
+        Command::Stalls(args) => stalls::run(&args),
         Command::Check { folder, shard_losses } => history::read(&folder).map(|history| {
             let verdict = check::check(&history, shard_losses);
             println!("{verdict:#?}");

@@ -44,6 +44,9 @@ pub struct RunArgs {
     /// cluster.suspect_ms
     #[arg(long, default_value_t = 400)]
     suspect_ms: u64,
+    /// Only these kinds of fault; else all
+    #[arg(long, value_enum, value_delimiter = ',')]
+    kinds: Vec<Kind>,
     #[command(flatten)]
     place: PlaceArgs,
 }
@@ -179,6 +182,7 @@ fn faults(
         std::thread::sleep(Duration::from_millis(rng.range(50, 600)));
         if kinds.is_empty() {
             kinds = KINDS.iter().map(|(kind, _)| *kind).collect();
+            kinds.retain(|kind| args.kinds.is_empty() || args.kinds.contains(kind));
         }
         let kind = kinds.swap_remove(rng.below(kinds.len() as u64) as usize);
         let begin_ns = now_ns();

@@ -15,7 +15,7 @@ use antelog_protocol::ledger::Ledger;
 use antelog_protocol::wire::node::NodeMessage;
 use antelog_protocol::wire::order::{
     GrantHead, ORDER_ENTRY_BYTES_MAX, OrderEntry, ShardChangeHead, encode_cut, encode_decree, encode_free_cut,
-    encode_grant, encode_shard_change, encode_view_change,
+    encode_grant, encode_shard_change, encode_trim, encode_view_change,
 };
 use antelog_protocol::wire::session::{ClusterMap, Reply, Request, SESSION_HEAD_BYTES_MAX};
 use antelog_protocol::{Lsn, Position, ShardId};
@@ -132,6 +132,7 @@ fn encode(buffer: &mut [u8], entry: &OrderEntry<'_>) -> usize {
             encode_shard_change(buffer, head, &members)
         }
         OrderEntry::Decree(decree) => encode_decree(buffer, decree),
+        OrderEntry::Trim { view, upto } => encode_trim(buffer, *view, *upto),
     }
 }
 

@@ -14,6 +14,10 @@ use antelog_core::handshake::proof::{Exchange, Side, nonce};
 use antelog_core::handshake::{
     ANSWER_HEADER_BYTES, Answer, AnswerHeader, HandshakeError, Hello, Refusal, RefusalCode, VERSION, Welcome,
 };
+use rustix::net::sockopt;
+
+/// How often an idle connection is tried; the kernel counts in seconds.
+const KEEPALIVE: Duration = Duration::from_secs(1);
 
 /// An established connection, both hand-shakes done, on its way to the data thread.
 #[derive(Debug)]
@@ -30,6 +34,20 @@ impl TcpLink {
     /// The other side's address.
     pub fn peer(&self) -> SocketAddr {
         self.peer
+    }
+
+    /// The connection is lost when what was sent stays unacknowledged for this long: the kernel alone would go on trying for
+    /// a quarter of an hour. A side that has nothing to send asks every second whether the other one still knows of it: the
+    /// word of its end may have been lost.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn give_up_after(&self, time: Duration) -> io::Result<()> {
+        let time_ms = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+        sockopt::set_tcp_user_timeout(&self.stream, time_ms)?;
+        sockopt::set_tcp_keepidle(&self.stream, KEEPALIVE)?;
+        sockopt::set_tcp_keepintvl(&self.stream, KEEPALIVE)?;
+        Ok(sockopt::set_socket_keepalive(&self.stream, true)?)
     }
 
     pub(crate) fn into_stream(self) -> TcpStream {

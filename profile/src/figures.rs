@@ -12,6 +12,7 @@ pub mod model;
 pub mod paper;
 pub mod series;
 pub mod setup;
+pub mod stalls;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering as Atomic};
@@ -38,13 +39,15 @@ pub enum Figure {
     Rate,
     /// A shard joins.
     Join,
+    /// Somebody is killed.
+    Stalls,
     /// Where speculation loses.
     Grid,
 }
 
 impl Figure {
     /// All of them.
-    pub const ALL: [Figure; 8] = [
+    pub const ALL: [Figure; 9] = [
         Figure::Compute,
         Figure::Shards,
         Figure::Burst,
@@ -52,6 +55,7 @@ impl Figure {
         Figure::Straggler,
         Figure::Rate,
         Figure::Join,
+        Figure::Stalls,
         Figure::Grid,
     ];
 
@@ -65,6 +69,7 @@ impl Figure {
             Figure::Straggler => "straggler",
             Figure::Rate => "rate",
             Figure::Join => "join",
+            Figure::Stalls => "stalls",
             Figure::Grid => "grid",
         }
     }
@@ -87,6 +92,7 @@ impl Figure {
             Figure::Straggler => changes::straggler(options),
             Figure::Rate => changes::rate(options),
             Figure::Join => changes::join(options),
+            Figure::Stalls => stalls::stalls(options),
             Figure::Grid => grid::grid(options),
         }
     }

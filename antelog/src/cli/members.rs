@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use antelog::{Change, Membership, Ordering, ShardGates, ShardId, WindowMode};
+use antelog::{Change, Membership, Ordering, Position, ShardGates, ShardId, WindowMode};
 use clap::{Args, Subcommand};
 
 use super::output::{self, Output};
@@ -49,6 +49,16 @@ pub struct OrderingArgs {
 }
 
 #[derive(Args)]
+pub struct TrimArgs {
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    /// The first position to keep
+    position: u64,
+    #[command(flatten)]
+    wait: WaitArgs,
+}
+
+#[derive(Args)]
 struct WaitArgs {
     /// Wait this many seconds until the order stream shows it done
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
@@ -72,6 +82,12 @@ pub fn shard(command: &ShardCommand) -> Outcome {
         }
         ShardCommand::List(args) => list(args),
     }
+}
+
+/// Runs `trim`.
+pub fn trim(args: &TrimArgs) -> Outcome {
+    change(&args.cluster, Change::Trim(Position(args.position)), &args.wait)?;
+    output::print(&format!("the log begins at position {}", args.position))
 }
 
 /// Runs `ordering`.

@@ -92,6 +92,8 @@ enum Command {
     },
     /// Change how the running log is ordered
     Ordering(members::OrderingArgs),
+    /// Drop what lies below a position, all of it bound
+    Trim(members::TrimArgs),
     /// Run simulated clusters on virtual time from seeds, with faults, and check what clients are told
     Sim(sim::SimArgs),
     /// Look at what this machine lacks for RDMA and for speed; exit code 0: RDMA is usable, 3: TCP only, 1: broken
@@ -165,6 +167,7 @@ pub fn main() -> ExitCode {
         Command::Shard { command } => members::shard(&command),
         Command::Cluster { command } => cluster::run(&command),
         Command::Ordering(args) => members::ordering(&args),
+        Command::Trim(args) => members::trim(&args),
         Command::Profile { command } => profile::run(&command),
         Command::Doctor(args) => return exit(doctor::run(&args)),
         Command::SoftRoce { command } => soft_roce::command(&command),

@@ -277,7 +277,7 @@ impl Accept for NodeAccept {
     fn established(&self, hello: Hello, welcome: Welcome, _: Option<usize>, link: TcpLink) {
         let Endpoint::Node { from, .. } = hello.from else { return };
         if let Some(peer) = self.callers.get(&from) {
-            let link = Network::link(link, welcome.path);
+            let link = Network::node_link(link, welcome.path, self.config.cluster.suspect_ms);
             self.connections.up(&self.agent, *peer);
             self.mail.send(Admission::Node { peer: *peer, link });
         }
@@ -414,6 +414,7 @@ struct Line {
     /// The called node is the only sequencer, with the order log in its memory.
     loses_order: bool,
     address: String,
+    suspect_ms: u64,
     hello: Hello,
     secret: Option<Secret>,
     network: Network,
@@ -447,6 +448,7 @@ impl Dialers {
                     to: call.to.id,
                     loses_order: loses_order(config, call.to),
                     address: call.to.listen.clone().unwrap_or_default(),
+                    suspect_ms: config.cluster.suspect_ms,
                     hello: hello(config, *id, call.to.id, Ability::tcp()),
                     secret: keys.cluster().cloned(),
                     network: networks.of(node),
@@ -532,7 +534,7 @@ impl Line {
                         );
                         said = text;
                     }
-                    let link = Network::link(link, welcome.path);
+                    let link = Network::node_link(link, welcome.path, self.suspect_ms);
                     self.connections.up(&self.agent, self.peer);
                     self.mail.send(Admission::Node { peer: self.peer, link });
                     let connected = Instant::now();

@@ -10,6 +10,10 @@ use antelog_core::node::mailbox::{Admission, MailSender};
 use super::Cluster;
 use crate::network::NodeLink;
 
+/// How many times as long as it takes to suspect a silent node a hand-over may take: whoever can take over has done so by
+/// then.
+const HAND_OVER_SUSPECTS: u32 = 4;
+
 /// How a gate is told to end, and whoever answers for it.
 pub(super) struct Closer {
     /// The agents of the nodes here.
@@ -24,7 +28,8 @@ impl Cluster {
         // A shard without its backups or its sequencer would never get there.
         let patience = Duration::from_millis(self.config.launch.close_ms);
         let started = Instant::now();
-        self.hand_over(patience / 2);
+        let suspect = Duration::from_millis(self.config.cluster.suspect_ms);
+        self.hand_over((patience / 2).min(HAND_OVER_SUSPECTS * suspect));
         self.closer.is_closing.store(true, Ordering::Relaxed);
         if let Some(gate) = &self.closer.gate {
             let (done, is_done) = channel();

@@ -85,6 +85,7 @@ pub const METRICS: &[Metric] = &[
     counter("antelog_sequencer_leads", "Times that the sequencer became the one that decides"),
     gauge("antelog_sequencer_members", "Sequencers that vote in the group"),
     gauge("antelog_sequencer_is_leader", "Whether the sequencer is the one that decides: 1 or 0"),
+    gauge("antelog_sequencer_is_voter", "Whether the sequencer votes in the group: 1 or 0"),
     gauge("antelog_sequencer_term", "Term of the group: grows with every election"),
     gauge("antelog_sequencer_applied_index", "Entries of the order log that the sequencer has applied"),
     gauge("antelog_gate_clients", "Clients connected"),

@@ -62,6 +62,8 @@ pub enum Applied {
     ViewChanged,
     /// A shard has other members or another primary.
     MembersChanged(ShardId),
+    /// Less is kept.
+    Trimmed,
 }
 
 /// A slot of a shard.
@@ -79,6 +81,8 @@ pub struct Ledger {
     spans: VecDeque<Span>,
     /// Positions below the first span's start, all bound.
     base: Position,
+    /// What lies below is not to be kept, by whoever asked for it.
+    trimmed: Position,
     applied_index: u64,
     view: u32,
     bound: CutPoint,
@@ -103,6 +107,7 @@ impl Ledger {
         Ledger {
             spans: VecDeque::new(),
             base,
+            trimmed: Position(0),
             applied_index: index,
             view,
             bound: CutPoint::default(),
@@ -186,6 +191,7 @@ impl Ledger {
             OrderEntry::ViewChange { view, shard } => Ok(self.apply_view_change(*view, *shard)),
             OrderEntry::ShardChange(change) => Ok(self.apply_shard_change(change)),
             OrderEntry::Decree(decree) => Ok(self.apply_decree(decree)),
+            OrderEntry::Trim { upto, .. } => Ok(self.apply_trim(*upto)),
         }
     }
 
@@ -228,6 +234,15 @@ impl Ledger {
         self.spans.push_back(Span::new(grant, self.free_cuts_max));
         self.lose_in_newest();
         Ok(Applied::Granted)
+    }
+
+    /// Void unless it trims more than before, and nothing but what is bound (I18).
+    fn apply_trim(&mut self, upto: Position) -> Applied {
+        if upto <= self.trimmed || upto > self.committed {
+            return Applied::Void;
+        }
+        self.trimmed = upto;
+        Applied::Trimmed
     }
 
     fn apply_cut(&mut self, view: u32, point: CutPoint) -> Result<Applied, Contradiction> {
@@ -348,9 +363,19 @@ impl Ledger {
         self.spans[index].locate(position)
     }
 
-    /// First position that this ledger can still map.
+    /// First position that is kept and that this ledger can still map.
     pub fn first_known(&self) -> Position {
+        self.history_base().max(self.trimmed)
+    }
+
+    /// Where the follower of a [`history`](Self::history) starts.
+    pub fn history_base(&self) -> Position {
         self.spans.front().map_or(self.base, Span::first_known)
+    }
+
+    /// What lies below this position is not to be kept.
+    pub fn trimmed(&self) -> Position {
+        self.trimmed
     }
 
     /// End of a shard's bound slots.

@@ -21,10 +21,10 @@ use alloc::vec::Vec;
 use crate::ledger::{Applied, Contradiction, Ledger, grant_head};
 use crate::limits::{QUOTA_MAX, SHARDS_MAX, WINDOW_CUTS_MAX};
 use crate::mutant::{Mutant, planted};
-use crate::types::{Beat, CutPoint, Lsn, Member, Ordering, ShardId, WindowMode};
+use crate::types::{Beat, CutPoint, Lsn, Member, Ordering, Position, ShardId, WindowMode};
 pub use crate::types::{Change, ChangeError};
 use crate::wire::node::{Report, Target};
-use crate::wire::order::{ORDER_ENTRY_BYTES_MAX, OrderEntry, encode_cut, encode_free_cut, encode_grant};
+use crate::wire::order::{ORDER_ENTRY_BYTES_MAX, OrderEntry, encode_cut, encode_free_cut, encode_grant, encode_trim};
 use failures::ReplicaState;
 pub use lead::Standing;
 use members::Part;
@@ -178,6 +178,8 @@ pub struct Sequencer {
     edge: CutPoint,
     /// Index of the newest grant.
     grant_index: u64,
+    /// What lies below is not to be kept, as operators have asked.
+    trim: Position,
     /// `auto`: free windows still to grant.
     free_left: u32,
     decided_at_ns: Option<u64>,
@@ -242,6 +244,7 @@ impl Sequencer {
             granting_rush: false,
             edge: CutPoint::default(),
             grant_index: 0,
+            trim: Position(0),
             free_left: 0,
             decided_at_ns: None,
             watch_at_ns: None,
@@ -389,7 +392,7 @@ impl Sequencer {
                     out.propose(&self.buffer[..len]);
                 }
             }
-            Applied::Again | Applied::Void => {}
+            Applied::Trimmed | Applied::Again | Applied::Void => {}
         }
         self.decide(now_ns, out);
         Ok(applied)
@@ -404,6 +407,8 @@ impl Sequencer {
         let membership = if self.may_look(now_ns) { self.encode_membership(now_ns) } else { None };
         let len = if membership.is_some() {
             membership
+        } else if self.trim > self.ledger.trimmed() {
+            Some(encode_trim(&mut self.buffer, self.ledger.view(), self.trim))
         } else if self.grant_due(now_ns) {
             Some(self.encode_grant(now_ns))
         } else {

@@ -455,7 +455,7 @@ impl Shard {
             Applied::Granted => self.on_granted(now_ns, out),
             Applied::Bound => self.on_bound(out),
             Applied::ViewChanged => self.failed |= self.ledger.has_failed(self.config.shard),
-            Applied::MembersChanged(_) | Applied::Again | Applied::Void => {}
+            Applied::MembersChanged(_) | Applied::Trimmed | Applied::Again | Applied::Void => {}
         }
         Ok(applied)
     }

@@ -286,6 +286,8 @@ pub enum Change {
     Leave(ShardId),
     /// Other windows are granted from the next edge on.
     Ordering(Ordering),
+    /// What lies below this position, all of it bound, is not to be kept.
+    Trim(Position),
 }
 
 /// Why a change was not taken.
@@ -297,6 +299,8 @@ pub enum ChangeError {
     LastShard(ShardId),
     /// The client's secret does not let it change anything.
     Forbidden,
+    /// What is not bound is not trimmed.
+    NotBound,
 }
 
 impl fmt::Display for ChangeError {
@@ -307,6 +311,9 @@ impl fmt::Display for ChangeError {
             }
             ChangeError::LastShard(shard) => {
                 write!(f, "shard {shard} cannot leave: no other shard would take appends; add one first")
+            }
+            ChangeError::NotBound => {
+                write!(f, "positions that are not bound yet cannot be trimmed: `antelog tail` says how far they are")
             }
             ChangeError::Forbidden => {
                 write!(f, "this client's secret does not let it change the cluster; that needs the role admin")

@@ -25,8 +25,8 @@ pub const END_AT: usize = 0;
 /// In a control region, written by a backup: up to here it has verified the log, knows that it is bound, and lets it be
 /// overwritten, in absolute bytes.
 pub const DRAINED_AT: usize = 8;
-/// In a control region, written by a backup that keeps its log on disk and counts for durability when it is flushed there: the
-/// slot below which it is. The newest word counts, on this connection and on the next of the same life.
+/// In a control region, written by a backup whose log counts when it is flushed to disk: the slot below which it is. The
+/// newest word counts, on this connection and on the next of the same life.
 pub const FLUSHED_AT: usize = 16;
 
 /// In a control region, written by a backup whose disk is full: the offset up to which it has room, in absolute bytes. 0: as

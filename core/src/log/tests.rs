@@ -138,7 +138,7 @@ fn a_log_that_began_in_the_middle_of_a_block_knows_its_first_place_for_a_whole_l
     verifier.restart(begins);
     let options = LogOptions { retention: Retention::Recycle, record_bytes_max: 1 << 10 };
     let mut log = LogWriter::take_over(verifier, 2, options);
-    log.set_limits(Lsn(0), u64::MAX);
+    log.set_limits(Lsn(0), u64::MAX, u64::MAX);
     for number in 0.. {
         if append(&mut log, number, 960).is_err() {
             break;

@@ -122,8 +122,8 @@ impl Verifier {
         self.cut();
     }
 
-    /// Takes up a log whose entries from `begins` to `end` (absolute bytes) are in the region already, as they were read from
-    /// disk. False when they are not a chain that ends there.
+    /// Takes up a log whose entries from `begins` to `end` (absolute bytes) are in the region already, as they were read
+    /// from disk. False when they are not a chain that ends there.
     pub fn resume(&mut self, begins: Place, end: u64) -> bool {
         self.shared.index.clear();
         self.shared.begins.store(begins.lsn.0, Ordering::Release);

@@ -156,14 +156,14 @@ pub fn read_index(token: u64) -> [u8; 16] {
 }
 
 /// A `Change` message.
-pub fn change(client: ClientId, token: u64, change: Change) -> [u8; 32] {
+pub fn change(client: ClientId, token: u64, change: Change) -> [u8; 40] {
     let (kind, detail) = change_code(change);
-    let mut bytes = [0; 32];
+    let mut bytes = [0; 40];
     bytes[0] = 3;
     bytes[2..4].copy_from_slice(&kind.to_le_bytes());
-    bytes[4..8].copy_from_slice(&detail.to_le_bytes());
     bytes[8..24].copy_from_slice(&client.0.to_le_bytes());
-    bytes[24..].copy_from_slice(&token.to_le_bytes());
+    bytes[24..32].copy_from_slice(&token.to_le_bytes());
+    bytes[32..].copy_from_slice(&detail.to_le_bytes());
     bytes
 }
 
@@ -208,7 +208,7 @@ pub fn to_shard(bytes: &[u8]) -> ToShard<'_> {
             record: &bytes[32..],
         },
         2 => ToShard::ReadIndex { token: u64_at(bytes, 8) },
-        3 => match change_from(u16_at(bytes, 2), u32_at(bytes, 4)) {
+        3 => match change_from(u16_at(bytes, 2), u64_at(bytes, 32)) {
             Ok(change) => ToShard::Change { client: client_at(bytes, 8), token: u64_at(bytes, 24), change },
             Err(error) => unreachable!("a message to a shard asks for no change: {error}"),
         },

@@ -8,7 +8,8 @@
 //! * `follower` — a backup's: what it checks and keeps;
 //! * `change` — how one becomes the other: promotion, fence, joining;
 //! * `leave` — how one gives up its place before its process ends;
-//! * `disk` — the log on disk, if there is one; `keep` — what a cycle does with it; `catch_up` — how others are given what is only there;
+//! * `disk` — the log on disk, if there is one; `keep` — what a cycle does with it; `catch_up` — how others are given what
+//!   is only there;
 //! * `peers` — the other replicas and what is said to them;
 //! * `order` — the order stream, snapshots of it, and questions to who leads the sequencers.
 

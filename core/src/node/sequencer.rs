@@ -121,6 +121,7 @@ struct SequencerCounters {
     leads: Counter,
     members: Counter,
     is_leader: Counter,
+    is_voter: Counter,
     term: Counter,
     applied: Counter,
 }
@@ -171,6 +172,7 @@ impl<T: Transport> SequencerAgent<T> {
             leads: parts.counters.register("leads"),
             members: parts.counters.register("members"),
             is_leader: parts.counters.register("is_leader"),
+            is_voter: parts.counters.register("is_voter"),
             term: parts.counters.register("term"),
             applied: parts.counters.register("applied_index"),
         };
@@ -365,10 +367,14 @@ impl<T: Transport> SequencerAgent<T> {
         self.counters.committed.set(self.sequencer.ledger().committed().0);
         self.counters.applied.set(self.sequencer.ledger().applied_index());
         self.counters.is_leader.set(self.leads().is_some().into());
-        let (members, term) = match &self.group {
-            Group::Alone => (1, 1),
-            Group::Raft(group) => (group.members().0.len(), group.leader().1),
+        let (members, term, is_voter) = match &self.group {
+            Group::Alone => (1, 1, true),
+            Group::Raft(group) => {
+                let voters = group.members().0;
+                (voters.len(), group.leader().1, voters.contains(&group.id()))
+            }
         };
+        self.counters.is_voter.set(is_voter.into());
         self.counters.members.set(members as u64);
         self.counters.term.set(term);
     }

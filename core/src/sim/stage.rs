@@ -10,8 +10,8 @@ use antelog_protocol::ClientId;
 use super::cluster::Runner;
 use super::control::SimDialer;
 use super::knobs::Knobs;
-use super::machine::Machine;
 pub use super::machine::Turn;
+use super::machine::{Death, Machine};
 use super::network::{SimLink, SimTransport};
 use super::overlay::Plain;
 use super::queue::What;
@@ -27,6 +27,22 @@ pub struct Stage {
     /// The client's thread, and until when its turn takes.
     client: usize,
     busy_ns: u64,
+    /// Something was killed: that others lose their connections to it is no error any more.
+    disturbed: bool,
+}
+
+/// What dies, and does not come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Victim {
+    /// The process of a shard's replica, with whatever else lives in it.
+    Replica {
+        /// The shard.
+        shard: u16,
+        /// The replica's number in it: 0 leads at first.
+        number: u16,
+    },
+    /// The process of the sequencer that leads.
+    Leader,
 }
 
 impl Stage {
@@ -49,7 +65,7 @@ impl Stage {
         let transport = SimTransport::new(&machine.network, client, knobs.processes);
         let dialer = SimDialer::new(&machine.network, &machine.calls, client, options.client, options.ring_bytes);
         let session = Session::new(transport, dialer, options).map_err(io::Error::other)?;
-        let mut stage = Stage { machine, client, busy_ns: 0 };
+        let mut stage = Stage { machine, client, busy_ns: 0, disturbed: false };
         let now_ns = stage.until_client()?;
         Ok((stage, session, now_ns))
     }
@@ -87,7 +103,7 @@ impl Stage {
     }
 
     fn settle(&mut self, now_ns: u64) -> io::Result<()> {
-        let Some(notice) = self.machine.after(now_ns).pop() else { return Ok(()) };
+        let Some(notice) = self.machine.after(now_ns).pop().filter(|_| !self.disturbed) else { return Ok(()) };
         Err(io::Error::other(match notice {
             Notice::PeerDown { agent, peer, reason } => format!("{agent} lost peer {}: {reason:?}", peer.0),
             Notice::Warning { agent, text } => format!("{agent} warns: {text}"),
@@ -110,6 +126,24 @@ impl Stage {
             return;
         };
         self.machine.stall(thread, now_ns + for_ns);
+    }
+
+    /// A process dies now, as one that is killed: its peers see their connections closed.
+    pub fn kill(&mut self, victim: Victim) {
+        self.disturbed = true;
+        let now_ns = self.machine.network.borrow().now_ns;
+        match victim {
+            Victim::Replica { shard, number } => {
+                let agent = self.machine.knobs.replica(shard, number);
+                let process = self.machine.cluster.places.processes[agent];
+                self.machine.die(now_ns, Death { process, leave: 0, silent_ns: None, down_ns: None });
+            }
+            Victim::Leader => {
+                if let Some((agent, _)) = self.machine.cluster.leader() {
+                    self.machine.remove(&[agent]);
+                }
+            }
+        }
     }
 
     /// A counter summed over all agents, like `reports` of the sequencer; `agent` is a prefix of their names.

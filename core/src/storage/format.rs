@@ -22,9 +22,9 @@ const SEGMENT_BYTES: usize = 256;
 /// Longest name of a cluster, in bytes.
 pub const CLUSTER_BYTES_MAX: usize = 64;
 /// Longest note a caller may keep in the identity, in bytes.
-pub const NOTE_BYTES_MAX: usize = 60 << 10;
+pub const NOTE_BYTES_MAX: usize = 4096;
 /// Bytes of the identity file.
-pub(super) const IDENTITY_FILE_BYTES: usize = 16 * BLOCK_BYTES;
+pub(super) const IDENTITY_FILE_BYTES: usize = 2 * BLOCK_BYTES;
 
 /// Whose log it is.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,6 +4,8 @@ use std::fmt;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+use antelog_protocol::Lsn;
+
 use super::catalog::Catalog;
 use super::disk::Disk;
 use super::error::StoreError;
@@ -68,6 +70,8 @@ pub trait Store: fmt::Debug + Send {
     fn trim(&mut self, upto: u64) -> Mark;
     /// See [`LogStore::trim_by`].
     fn trim_by(&self, keep: &Keep, allowed: u64) -> u64;
+    /// See [`LogStore::trim_before`].
+    fn trim_before(&self, lsn: Lsn) -> u64;
     /// See [`LogStore::deadline_ns`].
     fn deadline_ns(&self) -> Option<u64>;
     /// See [`LogStore::wait_fds`].
@@ -147,6 +151,10 @@ impl<D: Disk + Send> Store for LogStore<D> {
 
     fn trim_by(&self, keep: &Keep, allowed: u64) -> u64 {
         LogStore::trim_by(self, keep, allowed)
+    }
+
+    fn trim_before(&self, lsn: Lsn) -> u64 {
+        LogStore::trim_before(self, lsn)
     }
 
     fn deadline_ns(&self) -> Option<u64> {

@@ -7,6 +7,8 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+use antelog_protocol::Lsn;
+
 use super::catalog::{Catalog, Segment};
 use super::disk::{BLOCK_BYTES, Completion, Disk, Name, Op};
 use super::error::{StoreError, is_full};
@@ -476,6 +478,11 @@ impl<D: Disk> LogStore<D> {
         let first = segments.first().map_or(self.requested, |segment| segment.first);
         drop(segments);
         first
+    }
+
+    /// The offset to [`trim`](Self::trim) up to so that this slot, and as little as possible before it, is kept.
+    pub fn trim_before(&self, lsn: Lsn) -> u64 {
+        self.catalog.by_lsn(lsn).map_or(0, |segment| segment.first.at)
     }
 
     /// The offset to [`trim`](Self::trim) up to by a rule, at most `allowed`.

@@ -78,6 +78,8 @@ pub struct Run {
     pub members: Vec<(u64, Membership)>,
     /// When the change that was asked for was told to be done, in nanoseconds.
     pub changed_ns: Option<u64>,
+    /// Deliveries that were taken back.
+    pub taken_back: u64,
     /// What [`COUNTED`] names was counted during the measured time, over all agents.
     pub counts: [u64; COUNTED.len()],
     /// The measured time, in nanoseconds.
@@ -125,6 +127,7 @@ struct Desk<'a> {
     unconfirmed: Vec<VecDeque<(Position, u32)>>,
     members: Vec<(u64, Membership)>,
     changed_ns: Option<u64>,
+    taken_back: u64,
     /// Records that were neither confirmed nor acknowledged.
     open: [u64; 2],
     error: Option<String>,
@@ -173,12 +176,21 @@ impl SessionHandler for Desk<'_> {
             Refusal::Closed { instead } => lane.instead = Some((instead.0, until_ns)),
             // It follows a refusal that names another shard.
             Refusal::Gap { .. } | Refusal::UnknownSession => {}
+            // The shard is lost: so is the record.
+            Refusal::Failed if self.setup.has_losses() => {
+                lane.refused.clear();
+                return;
+            }
             other => self.error = Some(format!("shard {shard} refused a record: {other}")),
         }
         self.redirect(shard.0.into());
     }
 
     fn on_unknown(&mut self, shard: ShardId, seq: u64) {
+        if self.setup.has_losses() {
+            self.answered(shard, seq);
+            return;
+        }
         self.error = Some(format!("shard {shard} was lost, and with it what became of record {seq}"));
     }
 
@@ -200,6 +212,12 @@ impl SessionHandler for Desk<'_> {
                     self.confirm(number);
                 }
             }
+            Event::Fail { from } if self.setup.has_losses() => {
+                let before = self.unconfirmed[at].len();
+                self.unconfirmed[at].retain(|(position, _)| *position < from);
+                self.taken_back += (before - self.unconfirmed[at].len()) as u64;
+            }
+            Event::Unavailable { .. } if self.setup.has_losses() => {}
             Event::Fail { from } => self.error = Some(format!("everything from {from} on was speculated in vain")),
             Event::Unavailable { from, to } => {
                 self.error = Some(format!("positions {from} to {to} are unavailable"));
@@ -224,7 +242,7 @@ impl SessionHandler for Desk<'_> {
     }
 
     fn on_connection(&mut self, address: &str, error: Option<&str>) {
-        if let Some(error) = error {
+        if let Some(error) = error.filter(|_| !self.setup.has_losses()) {
             self.error = Some(format!("{address}: {error}"));
         }
     }
@@ -260,6 +278,7 @@ pub fn run(setup: &Setup) -> Result<Run, String> {
         unconfirmed: vec![VecDeque::new(); setup.shards.into()],
         members: Vec::new(),
         changed_ns: None,
+        taken_back: 0,
         open: [0; 2],
         error: None,
     };
@@ -288,7 +307,7 @@ pub fn run(setup: &Setup) -> Result<Run, String> {
     }
     let [before, after] = counted.map(Option::unwrap_or_default);
     let counts = std::array::from_fn(|at| after[at] - before[at]);
-    let Desk { samples, members, changed_ns, .. } = driver.desk;
+    let Desk { samples, members, changed_ns, taken_back, .. } = driver.desk;
     let measured = |s: &Sample| (setup.from_ns..setup.until_ns).contains(&s.intended_ns);
     let finished = |s: &Sample| s.confirmed_ns != NEVER && s.acknowledged_ns != NEVER;
     let (samples, left): (Vec<Sample>, Vec<Sample>) = samples.into_iter().filter(measured).partition(finished);
@@ -298,6 +317,7 @@ pub fn run(setup: &Setup) -> Result<Run, String> {
         seen: driver.seen,
         members,
         changed_ns,
+        taken_back,
         counts,
         measured_ns: setup.until_ns - setup.from_ns,
     })
@@ -332,6 +352,7 @@ impl Driver<'_> {
             match *act {
                 Act::HoldReports { shard, delay_ns } => self.stage.hold_reports(shard, delay_ns),
                 Act::Stall { shard, for_ns } => self.stage.stall(shard, for_ns),
+                Act::Kill(victim) => self.stage.kill(victim),
                 Act::Join { shard } => self.session.change(CHANGE_TOKEN, Change::Join(ShardId(shard))),
             }
         }
@@ -374,6 +395,9 @@ impl Driver<'_> {
                     Err(AppendError::Full | AppendError::NotConnectedYet) => {
                         *retry_ns = now_ns + RETRY_NS;
                         break;
+                    }
+                    Err(_) if desk.setup.has_losses() => {
+                        lane.waiting.pop_front();
                     }
                     Err(error) => {
                         desk.error = Some(error.to_string());

@@ -41,3 +41,6 @@ pub const BURST: [f64; 3] = [6.3, 6.2, 9.4];
 
 /// From the first late report until a straggler's quota is 0.
 pub const STRAGGLER_MS: f64 = 140.0;
+
+/// Without confirmations after a shard was lost, of two and with windows of 100 cuts.
+pub const SHARD_LOST_MS: f64 = 55.5;

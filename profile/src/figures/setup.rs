@@ -5,6 +5,7 @@ use antelog_core::sim::Knobs;
 use antelog_core::sim::knobs::{FaultKnobs, LoadKnobs, PolicyKnobs, Sizes};
 use antelog_core::sim::network::NetKnobs;
 use antelog_core::sim::rng::Rng;
+use antelog_core::sim::stage::Victim;
 use antelog_protocol::{Beat, Ordering};
 
 use super::model::Model;
@@ -35,6 +36,8 @@ pub enum Act {
         /// How long.
         for_ns: u64,
     },
+    /// A process is killed.
+    Kill(Victim),
     /// An operator has a shard join.
     Join {
         /// The shard.
@@ -53,6 +56,8 @@ pub struct Setup {
     pub shards: u16,
     /// Shards from this number on stand by.
     pub standby_from: u16,
+    /// Sequencers.
+    pub sequencers: u16,
     /// How positions are bound.
     pub ordering: Ordering,
     /// When cuts are filled.
@@ -92,6 +97,7 @@ impl Setup {
             seed,
             shards,
             standby_from: u16::MAX,
+            sequencers: 1,
             ordering,
             beat: model.policy.beat,
             window_cuts: model.window_cuts,
@@ -129,27 +135,36 @@ impl Setup {
         u64::from(self.window_cuts) * self.model.tick_ns()
     }
 
+    /// Whether somebody is killed.
+    pub fn has_losses(&self) -> bool {
+        self.acts.iter().any(|(_, act)| matches!(act, Act::Kill(_)))
+    }
+
     /// The simulator's knobs.
     pub(super) fn knobs(&self) -> Knobs {
         let model = &self.model;
         let mut policy = PolicyKnobs::configured(&model.policy, model.tick_ns());
         (policy.beat, policy.standby_from) = (self.beat, self.standby_from);
+        // Where nobody is killed nobody is to be suspected; else the defaults.
+        let (suspect_ns, lost_grace_ns) =
+            if self.has_losses() { (200_000_000, 5_000_000) } else { (400_000_000, 200_000_000) };
         let ways = [model.replication.into(), model.order.into(), model.client.into()];
         Knobs {
             seed: self.seed,
             shards: self.shards,
             backups: 1,
-            sequencers: 1,
+            sequencers: self.sequencers,
             raft_tick_ns: 10_000_000,
             disk_ns: None,
             flushed: false,
-            processes: self.shards,
+            // Where somebody is killed the first primary and the last backup live alone.
+            processes: if self.has_losses() { self.shards + 1 } else { self.shards },
             shared_threads: false,
             ordering: self.ordering,
             window_cuts: self.window_cuts,
             tick_ns: model.tick_ns(),
-            suspect_ns: 400_000_000,
-            lost_grace_ns: 200_000_000,
+            suspect_ns,
+            lost_grace_ns,
             // A quarter of the default `suspect_ms`.
             report_every_ns: 50_000_000,
             quotas: self.quotas.clone(),

@@ -292,7 +292,8 @@ fn node_row(heard: &Heard, node: &Node, shards: &[ShardRow], newest: Option<u64>
     let leads = shard.is_some_and(|s| s.primary == Some(node.id));
     let part = match node.shard {
         None if value("is_leader") == Some(1) => "leads the sequencers",
-        None => "follows",
+        None if value("is_voter") == Some(1) => "follows",
+        None => "does not vote yet",
         Some(_) if leads => "leads its shard",
         Some(_) if value("is_primary") == Some(1) => "was deposed, and does not know it yet",
         Some(_) if value("is_member") == Some(1) => "follows as a member",

@@ -6,7 +6,8 @@ use super::{Applied, Ledger, Span};
 use crate::mutant::{Mutant, planted};
 use crate::types::{CutPoint, Lsn, Position, ReplicaId, ShardId};
 use crate::wire::order::{
-    Decree, ShardChange, ShardChangeHead, encode_cut, encode_decree, encode_free_cut, encode_grant, encode_shard_change,
+    Decree, ShardChange, ShardChangeHead, encode_cut, encode_decree, encode_free_cut, encode_grant,
+    encode_shard_change, encode_trim,
 };
 
 /// Failures remembered even when all they made void is forgotten: clients ask about them late.
@@ -199,7 +200,7 @@ impl Ledger {
             count += 1;
         };
         self.say_members(buffer, &mut say);
-        let Some(first) = self.snapshot_first() else { return count };
+        let first = self.snapshot_first().unwrap_or(self.spans.len());
         for (index, span) in self.spans.iter().enumerate().skip(first) {
             let from = if index == first { Some(self.bound) } else { None };
             let (head, members) = span.grant_from(from, self.view);
@@ -211,10 +212,14 @@ impl Ledger {
                 say(&buffer[..len]);
             }
         }
+        if self.trimmed > Position(0) {
+            let len = encode_trim(buffer, self.view, self.trimmed);
+            say(&buffer[..len]);
+        }
         count
     }
 
-    /// As [`snapshot`](Self::snapshot), with all that this ledger knows, from [`first_known`](Self::first_known) on: for
+    /// As [`snapshot`](Self::snapshot), with all that this ledger knows, from [`history_base`](Self::history_base) on: for
     /// those that map old positions, as whoever serves a log does.
     pub fn history(&self, buffer: &mut [u8], mut emit: impl FnMut(&[u8])) -> u32 {
         let mut count = 0;
@@ -243,6 +248,10 @@ impl Ledger {
                 let len = encode_cut(buffer, self.view, self.bound);
                 say(&buffer[..len]);
             }
+        }
+        if self.trimmed > Position(0) {
+            let len = encode_trim(buffer, self.view, self.trimmed);
+            say(&buffer[..len]);
         }
         count
     }

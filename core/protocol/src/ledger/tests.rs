@@ -278,7 +278,7 @@ proptest! {
             prop_assert_eq!(joined.position(slot.shard, slot.lsn), Some(Position(position as u64)));
         }
         // One that is told everything agrees on everything.
-        let mut whole = Ledger::at(ledger.applied_index(), ledger.first_known(), 0, 4);
+        let mut whole = Ledger::at(ledger.applied_index(), ledger.history_base(), 0, 4);
         ledger.history(&mut buffer, |entry| {
             whole.apply_snapshot(&OrderEntry::decode(entry).unwrap()).unwrap();
         });
@@ -409,7 +409,7 @@ fn a_snapshot_tells_of_members_and_of_what_is_void() {
     grant(&mut ledger, WindowMode::Fixed, 2, 10, 70, &[member(0, 2, 40), member(1, 0, 3)]);
     members(&mut ledger, 1, 3, 2, 1, &[1]);
     members(&mut ledger, 1, 4, 2, 1, &[1, 2]);
-    for base in [ledger.snapshot_base(), ledger.first_known()] {
+    for base in [ledger.snapshot_base(), ledger.history_base()] {
         agrees(&ledger, base);
     }
 }
@@ -419,7 +419,7 @@ fn agrees(ledger: &Ledger, base: Position) {
     let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
     let mut entries = Vec::new();
     let note = |entry: &[u8]| entries.push(entry.to_vec());
-    let whole = base == ledger.first_known();
+    let whole = base == ledger.history_base();
     let count = if whole { ledger.history(&mut buffer, note) } else { ledger.snapshot(&mut buffer, note) };
     assert_eq!(count as usize, entries.len());
     let mut late = Ledger::at(ledger.applied_index(), base, ledger.view(), 8);
@@ -436,4 +436,25 @@ fn agrees(ledger: &Ledger, base: Position) {
         }
     }
     grant(&mut late, WindowMode::Fixed, 3, 10, 90, &[member(0, 2, 60), member(1, 1, 3)]);
+}
+
+#[test]
+fn only_what_is_bound_is_trimmed_and_whoever_comes_late_is_told() {
+    let mut ledger = lost();
+    let committed = ledger.committed();
+    let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+    let mut trim = |ledger: &mut Ledger, upto: u64| {
+        let len = crate::wire::order::encode_trim(&mut buffer, ledger.view(), Position(upto));
+        apply(ledger, &buffer[..len]).unwrap()
+    };
+    assert_eq!(trim(&mut ledger, committed.0 + 1), Applied::Void);
+    assert_eq!(trim(&mut ledger, 5), Applied::Trimmed);
+    assert_eq!(trim(&mut ledger, 5), Applied::Void);
+    assert_eq!((ledger.first_known(), ledger.trimmed()), (Position(5), Position(5)));
+    let mut late = Ledger::at(ledger.applied_index(), ledger.history_base(), ledger.view(), 8);
+    let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+    ledger.history(&mut buffer, |entry| {
+        late.apply_snapshot(&OrderEntry::decode(entry).unwrap()).unwrap();
+    });
+    assert_eq!((late.first_known(), late.trimmed()), (Position(5), Position(5)));
 }

@@ -111,7 +111,8 @@ impl Sequencer {
                 let others = self.shards.iter().any(|s| s.shard != shard && s.part == Part::In);
                 if state.part == Part::In && !others { Err(ChangeError::LastShard(shard)) } else { Ok(()) }
             }
-            Change::Ordering(_) => Ok(()),
+            Change::Trim(upto) if upto > self.ledger.committed() => Err(ChangeError::NotBound),
+            Change::Ordering(_) | Change::Trim(_) => Ok(()),
         }
     }
 

@@ -56,6 +56,8 @@ impl Sequencer {
                 (self.change, self.rush) = (true, true);
             }
             Change::Ordering(_) => {}
+            // Asked for again it changes nothing.
+            Change::Trim(upto) => self.trim = self.trim.max(upto),
         }
         self.decide(now_ns, out);
     }

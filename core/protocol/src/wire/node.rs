@@ -221,7 +221,7 @@ impl<'a> NodeMessage<'a> {
             }
             NodeMessage::Change { client, token, change } => {
                 let (kind, detail) = change_code(*change);
-                w.u8(6).u8(0).u16(kind).u32(detail).u64(*token).u128(client.0);
+                w.u8(6).u8(0).u16(kind).u32(0).u64(*token).u128(client.0).u64(detail);
             }
             NodeMessage::ChangeIs { client, token, outcome } => {
                 let (code, shard, index) = outcome_code(*outcome);
@@ -300,8 +300,10 @@ impl<'a> NodeMessage<'a> {
             }
             6 => {
                 reserved(r.u8()?.into())?;
-                let change = change_from(r.u16()?, r.u32()?)?;
-                NodeMessage::Change { token: r.u64()?, client: ClientId(r.u128()?), change }
+                let kind = r.u16()?;
+                reserved(r.u32()?.into())?;
+                let (token, client) = (r.u64()?, ClientId(r.u128()?));
+                NodeMessage::Change { token, client, change: change_from(kind, r.u64()?)? }
             }
             7 => {
                 reserved(r.u8()?.into())?;

@@ -43,6 +43,13 @@ pub enum OrderEntry<'a> {
     ShardChange(ShardChange<'a>),
     /// Only in a snapshot: a failure from before it that concerns positions beyond its base.
     Decree(Decree),
+    /// What lies below a position is not kept any more. Void unless all of it is bound.
+    Trim {
+        /// View in which it was decided.
+        view: u32,
+        /// First position that is kept.
+        upto: Position,
+    },
 }
 
 /// See [`OrderEntry::Decree`]; the fields are those of [`Failed`](crate::ledger::Failed).
@@ -251,6 +258,13 @@ pub fn encode_shard_change(buffer: &mut [u8], head: ShardChangeHead, members: &[
     w.len()
 }
 
+/// Writes a trim; returns its length.
+pub fn encode_trim(buffer: &mut [u8], view: u32, upto: Position) -> usize {
+    let mut w = Writer::new(buffer);
+    w.u8(7).u8(0).u16(0).u32(view).u64(upto.0);
+    w.len()
+}
+
 /// Writes a decree; returns its length.
 pub fn encode_decree(buffer: &mut [u8], decree: &Decree) -> usize {
     let mut w = Writer::new(buffer);
@@ -289,6 +303,7 @@ impl<'a> OrderEntry<'a> {
                 lease_end: Position(r.u64()?),
                 lsn: Lsn(r.u64()?),
             }),
+            7 if small == 0 => OrderEntry::Trim { view, upto: Position(r.u64()?) },
             tag => return Err(DecodeError::Tag(tag)),
         };
         r.finish()?;
@@ -311,6 +326,7 @@ impl<'a> OrderEntry<'a> {
             OrderEntry::FreeCut { point, lsns, .. } => {
                 point.window <= NUMBER_MAX && lsns.iter().all(|lsn| lsn.0 <= NUMBER_MAX)
             }
+            OrderEntry::Trim { upto, .. } => upto.0 <= NUMBER_MAX,
             OrderEntry::ViewChange { view, .. } => *view != u32::MAX,
             OrderEntry::ShardChange(change) => change.change != u32::MAX && change.epoch != u32::MAX,
             OrderEntry::Decree(decree) => {
@@ -417,6 +433,9 @@ mod tests {
 
         let len = encode_view_change(&mut buffer, 2, ShardId(7));
         assert_eq!(OrderEntry::decode(&buffer[..len]), Ok(OrderEntry::ViewChange { view: 2, shard: ShardId(7) }));
+
+        let len = encode_trim(&mut buffer, 2, Position(9));
+        assert_eq!(OrderEntry::decode(&buffer[..len]), Ok(OrderEntry::Trim { view: 2, upto: Position(9) }));
     }
 
     #[test]

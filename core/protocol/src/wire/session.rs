@@ -301,7 +301,7 @@ impl<'a> Request<'a> {
             }
             Request::Change { token, change } => {
                 let (kind, detail) = change_code(change);
-                w.u16(9).u16(kind).u32(detail).u64(token);
+                w.u16(9).u16(kind).u32(0).u64(token).u64(detail);
             }
             Request::Unfollow => {
                 w.u16(10).u16(0).u32(0);
@@ -338,7 +338,7 @@ impl<'a> Request<'a> {
             6 => Request::Read { token: r.u64()?, position: Position(r.u64()?) },
             7 => Request::Tail { token: r.u64()? },
             8 => Request::Cancel { token: r.u64()? },
-            9 => Request::Change { token: r.u64()?, change: change_from(shard.0, stream)? },
+            9 if stream == 0 => Request::Change { token: r.u64()?, change: change_from(shard.0, r.u64()?)? },
             10 => Request::Unfollow,
             11 => Request::Outcome { shard, token: r.u64()?, client: ClientId(r.u128()?), seq: r.u64()? },
             tag => return Err(DecodeError::Tag(tag as u8)),

@@ -210,7 +210,7 @@ impl Order {
         self.spoken = true;
         match self.ledger.apply(index, &decode(entry)?).map_err(|error| error.to_string())? {
             Applied::Again | Applied::Void => Ok(Told::None),
-            Applied::Granted | Applied::Bound => Ok(Told::Moved),
+            Applied::Granted | Applied::Bound | Applied::Trimmed => Ok(Told::Moved),
             Applied::MembersChanged(_) => Ok(Told::MembersChanged),
             Applied::ViewChanged => Ok(Told::ViewChanged),
         }

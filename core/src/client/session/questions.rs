@@ -334,7 +334,8 @@ impl Questions {
         let applied = ledger.applied_index();
         let before = self.open.len();
         self.open.retain(|_, question| {
-            let due = question.index.is_some_and(|index| index <= applied) && question.kind.shown_by(&membership);
+            let due =
+                question.index.is_some_and(|index| index <= applied) && question.kind.shown_by(&membership, ledger);
             if due {
                 handler.on_membership(question.token, Ok(membership.clone()));
             }
@@ -414,12 +415,13 @@ impl Kind {
     }
 
     /// Whether what was asked for is so.
-    fn shown_by(self, membership: &Membership) -> bool {
+    fn shown_by(self, membership: &Membership, ledger: &Ledger) -> bool {
         match self {
             Kind::Change(Change::Join(shard)) => membership.member(shard).is_some_and(|m| m.open),
             Kind::Change(Change::Leave(shard)) => membership.member(shard).is_none_or(|m| !m.open && m.quota == 0),
             // Its windows may be of either mode.
             Kind::Change(Change::Ordering(Ordering::Auto)) | Kind::Membership => true,
+            Kind::Change(Change::Trim(upto)) => ledger.trimmed() >= upto,
             Kind::Change(Change::Ordering(ordering)) => membership.mode == ordering.window_mode(),
             _ => false,
         }

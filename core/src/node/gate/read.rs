@@ -32,7 +32,8 @@ pub(super) fn answer(ring: &mut Ring, common: &Common, waiting: &mut Waiting) ->
         return Ok(false);
     }
     let is = |result| Reply::ReadIs { token, result };
-    let Some(slot) = common.ledger.locate(position) else {
+    let kept = Some(position).filter(|position| *position >= common.ledger.first_known());
+    let Some(slot) = kept.and_then(|position| common.ledger.locate(position)) else {
         let head = common.ledger.first_known();
         return push(ring, &is(ReadResult::Trimmed(head))).map(|()| true);
     };

@@ -194,30 +194,7 @@ pub(super) fn deliver(
             stream.tell_missing((cursor.lsn, position), count, ledger, ring).map(|()| count)
         } else {
             let most = deliverable.0 - cursor.lsn.0;
-            match next_item(stream, port, &mut cursor) {
-                Next::Memory(Item::Record { header, offset }) => {
-                    let told = record(stream, source, &cursor, position, (&header, offset), ledger, ring);
-                    cursor.at += if told.is_ok() { header.span_bytes() as u64 } else { 0 };
-                    delivered.records += u64::from(told.is_ok());
-                    told.map(|()| 1)
-                }
-                Next::Memory(Item::NoOps { count }) => {
-                    no_ops(stream, (cursor.lsn, position), count.min(most), ledger, ring)
-                }
-                Next::Memory(Item::Lost { count }) => {
-                    let count = run.min(count).min(most);
-                    stream.tell_missing((cursor.lsn, position), count, ledger, ring).map(|()| count)
-                }
-                Next::Disk => match old_item(stream, port, (cursor.lsn, position), (most, run), ledger, ring) {
-                    Ok((passed, records)) => {
-                        delivered.records += records;
-                        Ok(passed)
-                    }
-                    Err(Delivery::Trimmed { .. }) => break trimmed(),
-                    Err(end) => Err(end),
-                },
-                Next::Gone => break trimmed(),
-            }
+            kept(stream, source, &mut cursor, (position, run, most), (ledger, ring), &mut delivered.records)
         };
         match passed {
             Ok(passed) => {
@@ -325,6 +302,41 @@ fn position_run(ledger: &Ledger, shard: ShardId, lsn: Lsn) -> Option<(Position, 
         return Some((ledger.granted_end().plus(ahead), 1));
     }
     found
+}
+
+/// Delivers what the log has at a cursor: its slot's position, how many slots from it on have consecutive ones, and how many
+/// may be delivered. Returns how many slots that were.
+fn kept(
+    stream: &mut Stream,
+    source: &Source<'_>,
+    cursor: &mut Cursor,
+    (position, run, most): (Position, u64, u64),
+    (ledger, ring): (&Ledger, &mut Ring),
+    records: &mut u64,
+) -> Result<u64, Delivery> {
+    let port = source.port;
+    match next_item(stream, port, cursor) {
+        Next::Memory(Item::Record { header, offset }) => {
+            record(stream, source, cursor, position, (&header, offset), ledger, ring)?;
+            cursor.at += header.span_bytes() as u64;
+            *records += 1;
+            Ok(1)
+        }
+        Next::Memory(Item::NoOps { count }) => no_ops(stream, (cursor.lsn, position), count.min(most), ledger, ring),
+        Next::Memory(Item::Lost { count }) => {
+            let count = run.min(count).min(most);
+            stream.tell_missing((cursor.lsn, position), count, ledger, ring).map(|()| count)
+        }
+        Next::Disk => match old_item(stream, port, (cursor.lsn, position), (most, run), ledger, ring) {
+            Ok((passed, told)) => {
+                *records += told;
+                Ok(passed)
+            }
+            Err(Delivery::Trimmed { .. }) => Err(Delivery::Trimmed { head: log_head(port, ledger) }),
+            Err(end) => Err(end),
+        },
+        Next::Gone => Err(Delivery::Trimmed { head: log_head(port, ledger) }),
+    }
 }
 
 /// Where the next slot is.

@@ -1,5 +1,5 @@
-//! Gives the log from disk to a replica that lacks what has left memory: one chunk at a time, from memory of its own, until what
-//! it lacks is in the region again.
+//! Gives the log from disk to a replica that lacks what has left memory: one chunk at a time, from memory of its own, until
+//! what it lacks is in the region again.
 
 use std::sync::Arc;
 

@@ -24,8 +24,8 @@ const WRITE_BYTES_MAX: u64 = 512 << 10;
 
 impl<T: Transport> ReplicaAgent<T> {
     pub(super) fn greeting(&mut self) -> Greeting {
-        let bound = self.follower().map_or(Place::default(), Follower::offer);
-        // Where the shard was lost, the last epoch is over: its primary may not know yet, and must not go on writing here.
+        let bound = self.follower().map_or(Place::default(), |f| f.bound());
+        // Where the shard was lost, the last epoch is over: its primary may not know, and must not go on writing here.
         let lost = self.ledger().membership(self.shard).filter(|m| m.has_failed());
         let epoch = lost.map_or(self.epoch, |m| self.epoch.max(m.epoch + 1));
         Greeting { incarnation: self.own.incarnation, epoch, bound }

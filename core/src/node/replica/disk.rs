@@ -24,9 +24,9 @@ use crate::storage::{
 /// Segments are a quarter of the region, at most this many bytes.
 const SEGMENT_BYTES_MAX: u64 = 64 << 20;
 /// Lives that are remembered: as often may a replica start before the order log hears of it.
-const LIVES_MAX: usize = 64;
+const LIVES_MAX: usize = 32;
 /// Sessions that are remembered of what is dropped from disk; the newest count.
-const SESSIONS_MAX: usize = 1600;
+const SESSIONS_MAX: usize = 100;
 /// How often it is looked whether something may be dropped from disk, in nanoseconds.
 const DROP_EVERY_NS: u64 = 1_000_000_000;
 /// Bytes read at a time when an old log is gone through.
@@ -161,7 +161,8 @@ pub struct Opened {
     pub notice: Option<String>,
 }
 
-/// Opens the log in a directory and takes it up: `log`, empty until now, holds the newest of it afterwards. Waits for the disk.
+/// Opens the log in a directory and takes it up: `log`, empty until now, holds the newest of it afterwards. Waits for the
+/// disk.
 /// `waker` wakes the replica's thread, `gate_waker` that of the gate: both read old entries.
 ///
 /// # Errors
@@ -305,8 +306,8 @@ impl OwnDisk {
         self.store.wait_for_writes();
     }
 
-    /// The log ends at `end` now and goes on as a copy of what the primary of `epoch` writes: the disk follows before anybody is
-    /// told. `anew`: nothing of what was is kept.
+    /// The log ends at `end` now and goes on as a copy of what the primary of `epoch` writes: the disk follows before
+    /// anybody is told. `anew`: nothing of what was is kept.
     pub(super) fn conform(&mut self, end: Place, anew: bool, epoch: u32, own: u64) {
         (self.memory.epoch, self.memory.lives) = (epoch, vec![own]);
         if anew {
@@ -361,9 +362,11 @@ impl OwnDisk {
 
     /// Drops what the rules let go, of what lies below `allowed`, a place up to which everything is bound. The sessions of
     /// what is dropped are remembered first, and so are those of what was never here.
-    pub(super) fn drop_old(&mut self, allowed: Place, table: impl Iterator<Item = (ClientId, u64, Lsn)>) {
+    /// `trimmed`: the first slot that is to be kept in any case.
+    pub(super) fn drop_old(&mut self, trimmed: Lsn, allowed: Place, table: impl Iterator<Item = (ClientId, u64, Lsn)>) {
         let first = self.store.first();
-        let to = self.store.trim_by(&self.keep, allowed.at_bytes);
+        let asked_for = self.store.trim_before(trimmed).min(allowed.at_bytes);
+        let to = self.store.trim_by(&self.keep, allowed.at_bytes).max(asked_for);
         if to <= first.at && first.lsn == self.memory.sessions_from {
             return;
         }

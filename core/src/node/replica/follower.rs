@@ -23,8 +23,6 @@ pub(super) struct Follower {
     past: Past,
     /// The table was taken over from a primary that had appended this far: a log that ends before is not its.
     table_end: Lsn,
-    /// What was last said to the primary to be bound.
-    offered: Place,
     /// The log ends in no-ops that go on up to this slot, where it was cut off.
     no_ops_until: Lsn,
     config: ShardConfig,
@@ -34,32 +32,17 @@ impl Follower {
     /// A follower of the log that begins where `log` does, of which the `past` is not in memory.
     pub(super) fn new(config: &ShardConfig, ledger: Ledger, log: Verifier, past: Past) -> Follower {
         let bound = log.first_place().unwrap_or(log.place());
-        Follower {
-            ledger,
-            log,
-            bound,
-            past,
-            table_end: Lsn(0),
-            offered: bound,
-            no_ops_until: Lsn(0),
-            config: config.clone(),
-        }
+        Follower { ledger, log, bound, past, table_end: Lsn(0), no_ops_until: Lsn(0), config: config.clone() }
     }
 
-    /// Whether what is bound now is what this log holds, which is a copy of that of the primary of `log_epoch`: of slots bound
-    /// under a later primary it may hold others.
+    /// Whether what is bound now is what this log holds, which is a copy of that of the primary of `log_epoch`: of slots
+    /// bound under a later primary it may hold others.
     pub(super) fn is_true(&self, log_epoch: u32) -> bool {
         self.ledger.membership(self.log.shard()).is_none_or(|m| m.epoch <= log_epoch)
     }
 
     /// Up to here the log holds nothing but what is bound.
     pub(super) fn bound(&self) -> Place {
-        self.bound
-    }
-
-    /// The place up to which everything is bound, as it is said to other replicas now.
-    pub(super) fn offer(&mut self) -> Place {
-        self.offered = self.bound;
         self.bound
     }
 
@@ -90,24 +73,30 @@ impl Follower {
         ENTRIES_PER_CYCLE
     }
 
-    /// The primary says where its log is to be followed from. Returns whether it is begun anew.
+    /// The primary says where its log is to be followed from. Where that is a place of what is bound here, what lies before
+    /// it stays: it may be the place that another replica was told of, or this one some time ago. Returns whether the log is
+    /// begun anew.
     pub(super) fn start(&mut self, place: Place) -> bool {
-        let own = place == Place { epoch: place.epoch, ..self.offered } && place.at_bytes >= self.log.head();
-        if own {
-            self.log.rewind(self.offered);
-            self.bound = self.offered;
-        } else {
-            // What is not bound may be void, and must not be found behind what the primary writes.
-            if self.bound.at_bytes >= self.log.head() {
-                self.log.rewind(self.bound);
+        let found = self.log.place_before(place.lsn).filter(|found| Place { epoch: found.epoch, ..place } == *found);
+        let own = found.filter(|found| found.at_bytes <= self.bound.at_bytes);
+        match own {
+            Some(own) => {
+                self.log.rewind(own);
+                self.bound = own;
             }
-            self.log.restart(place);
-            self.bound = place;
+            None => {
+                // What is not bound may be void, and must not be found behind what the primary writes.
+                if self.bound.at_bytes >= self.log.head() {
+                    self.log.rewind(self.bound);
+                }
+                self.log.restart(place);
+                self.bound = place;
+            }
         }
-        let has_gaps = own && self.past.has_gaps;
+        let has_gaps = own.is_some() && self.past.has_gaps;
         self.forget_sessions();
         self.past.has_gaps = has_gaps;
-        !own
+        own.is_none()
     }
 
     fn forget_sessions(&mut self) {
@@ -140,8 +129,8 @@ impl Follower {
         self.log.place()
     }
 
-    /// Gives back all that is not bound, from this slot on, or not known to be. A log without the last bound slots says so by
-    /// where it ends.
+    /// Gives back all that is not bound, from this slot on, or not known to be. A log without the last bound slots says so
+    /// by where it ends.
     pub(super) fn keep_below(&mut self, committed: Lsn, log_epoch: u32) {
         let committed = if self.is_true(log_epoch) { committed } else { committed.min(self.bound.lsn) };
         let Some(place) = self.log.place_before(committed) else { return };
@@ -175,7 +164,8 @@ impl Follower {
         let committed = self.ledger.committed_lsn(self.log.shard());
         let is_cut = self.no_ops_until >= committed;
         if !on_disk && self.log.lsn() < committed && !is_cut {
-            // Only a shard that was lost comes back without bound slots: they stay missing. Memory keeps nothing before them.
+            // Only a shard that was lost comes back without bound slots: they stay missing. Memory keeps nothing before
+            // them.
             let end = Place { lsn: committed, ..self.log.place() };
             self.log.restart(end);
             self.bound = end;
@@ -212,5 +202,56 @@ impl Follower {
     pub(super) fn has_gaps(&self) -> bool {
         let committed = self.ledger.committed_lsn(self.log.shard());
         self.past.has_gaps || (self.log.lsn() < committed && self.no_ops_until < committed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use antelog_protocol::{Beat, ReplicaId, ShardId};
+
+    use super::*;
+    use crate::log::{REGION_BYTES_MIN, Retention};
+    use crate::mem::Region;
+
+    /// A follower whose log holds ten records, all of them bound.
+    fn follower() -> Follower {
+        let shard = ShardId(0);
+        let region = Region::new(REGION_BYTES_MIN).unwrap();
+        let options = LogOptions { retention: Retention::Refuse, record_bytes_max: 64 };
+        let mut log = LogWriter::new(region, shard, 1, options);
+        (0..10).for_each(|seq| log.record(ClientId(7), seq, b"record"));
+        let config = ShardConfig {
+            shard,
+            replica: ReplicaId { number: 1, incarnation: 5 },
+            epoch: 0,
+            tick_ns: 1,
+            tick_phase_ns: 0,
+            beat: Beat::Target,
+            fill_wait_ns: 0,
+            pause_gaps: 8,
+            standby: false,
+            report_every_ns: 1,
+            pending_max: 16,
+            sessions_max: 4,
+            session_remembered: 4,
+            free_cuts_max: 4,
+        };
+        let (log, _) = log.give_up(Lsn(10));
+        let mut follower = Follower::new(&config, Ledger::new(4), log, Past::new(&config));
+        follower.bound = follower.log.place();
+        follower
+    }
+
+    #[test]
+    fn whoever_follows_from_a_place_of_its_own_keeps_what_lies_before() {
+        let mut follower = follower();
+        let (end, early) = (follower.bound(), follower.log.place_before(Lsn(4)).unwrap());
+        // The primary was told of this place when its connection was made, another replica of a later one since.
+        follower.start(Place { epoch: 3, ..early });
+        assert_eq!((follower.log.head(), follower.log.at(), follower.bound()), (0, early.at_bytes, early));
+        assert_eq!(follower.log.first_place().map(|p| p.lsn), Some(Lsn(0)));
+        // A place that it does not have: nothing of its own log counts.
+        follower.start(end);
+        assert_eq!((follower.log.head(), follower.log.lsn()), (end.at_bytes, Lsn(10)));
     }
 }

@@ -1,5 +1,5 @@
-//! What a replica does with its log on disk: writes it behind memory, tells what is flushed there and how much room there is,
-//! cuts it with the log, and ends it.
+//! What a replica does with its log on disk: writes it behind memory, tells what is flushed there and how much room there
+//! is, cuts it with the log, and ends it.
 
 use super::{Life, ReplicaAgent};
 use crate::channel::mirror::{CONTROL_REGION, FLUSHED_AT, ROOM_AT};
@@ -55,16 +55,18 @@ impl<T: Transport> ReplicaAgent<T> {
 
     /// Drops from disk what is bound and not to be kept any longer.
     fn drop_old(&mut self) {
+        let (ledger, shard) = (self.ledger(), self.shard);
+        let trimmed = ledger.first_lsn_at(shard, ledger.trimmed()).unwrap_or_default();
         let Some(disk) = &mut self.disk else { return };
         match &self.life {
             Some(Life::Leading(leader)) => {
                 // What others are given from disk is kept for them.
                 let given = self.peers.iter().any(|p| p.from_disk);
                 if let Some(first) = leader.log.first_place().filter(|_| !given) {
-                    disk.drop_old(first, leader.shard.sessions());
+                    disk.drop_old(trimmed, first, leader.shard.sessions());
                 }
             }
-            Some(Life::Following(f) | Life::Fencing(f, _)) => disk.drop_old(f.bound(), f.sessions()),
+            Some(Life::Following(f) | Life::Fencing(f, _)) => disk.drop_old(trimmed, f.bound(), f.sessions()),
             None => {}
         }
     }

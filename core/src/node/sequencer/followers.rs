@@ -66,7 +66,7 @@ fn snapshot(ledger: &Ledger) -> VecDeque<Vec<u8>> {
         let len = NodeMessage::SnapshotEntry { entry }.encode(&mut buffer);
         messages.push_back(buffer[..len].to_vec());
     });
-    let (index, base, view) = (ledger.applied_index(), ledger.first_known(), ledger.view());
+    let (index, base, view) = (ledger.applied_index(), ledger.history_base(), ledger.view());
     let len = NodeMessage::Snapshot { index, base, view, entries }.encode(&mut buffer);
     messages.push_front(buffer[..len].to_vec());
     messages

@@ -30,7 +30,7 @@ fn change_of(payload: &[u8]) -> Option<(ClientId, u64, Change)> {
     let mut r = Bytes(payload);
     let client = u128::from(r.number(8).ok()?) | u128::from(r.number(8).ok()?) << 64;
     let token = r.number(8).ok()?;
-    let change = change_from(r.number(2).ok()? as u16, r.number(4).ok()? as u32).ok()?;
+    let change = change_from(r.number(2).ok()? as u16, r.number(8).ok()?).ok()?;
     Some((ClientId(client), token, change))
 }
 

@@ -34,10 +34,10 @@ pub(super) fn encode<'a>(
 ) -> Vec<u8> {
     let mut out = Vec::new();
     put(&mut out, FORMAT, 1);
-    for word in [ledger.applied_index(), ledger.first_known().0, ledger.view().into()] {
+    for word in [ledger.applied_index(), ledger.history_base().0, ledger.view().into()] {
         put(&mut out, word, 8);
     }
-    put(&mut out, change_code(Change::Ordering(standing.ordering)).1.into(), 1);
+    put(&mut out, change_code(Change::Ordering(standing.ordering)).1, 1);
     put(&mut out, standing.wanted.len() as u64, 2);
     standing.wanted.iter().for_each(|shard| put(&mut out, shard.0.into(), 2));
     put(&mut out, changes.len() as u64, 2);
@@ -73,9 +73,9 @@ fn read(bytes: &[u8], free_cuts_max: usize) -> Result<State, String> {
     }
     let (index, base) = (number(8)?, number(8)?);
     let view = u32::try_from(number(8)?).map_err(|_| "the view is too large")?;
-    let ordering = match change_from(2, number(1)? as u32).map_err(text)? {
+    let ordering = match change_from(2, number(1)?).map_err(text)? {
         Change::Ordering(ordering) => ordering,
-        Change::Join(_) | Change::Leave(_) => return Err("it names no ordering".into()),
+        Change::Join(_) | Change::Leave(_) | Change::Trim(_) => return Err("it names no ordering".into()),
     };
     let mut wanted = Vec::new();
     for _ in 0..number(2)? {

@@ -30,6 +30,7 @@ fn a_log_is_written_flushed_and_found_again() {
     assert_eq!(store.released(), 0, "the last block is still needed");
     assert_eq!(store.room_end(), 2 * SEGMENT_BYTES, "one segment ahead");
     store.finish().unwrap();
+    drop(store);
     let (store, found) = open(&disk, &scribe).unwrap();
     assert_eq!((found.end, found.clean), (scribe.end, true));
     assert_eq!((store.identity().generation, store.identity().incarnation), (2, 7));

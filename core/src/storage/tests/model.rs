@@ -76,6 +76,7 @@ impl Model {
         let mut store = self.recover(false).expect("nothing goes wrong any more");
         let end = self.scribe.end;
         store.finish().unwrap();
+        drop(store);
         let (store, found) =
             LogStore::open(self.disk.handle().unwrap(), &config(), self.scribe.region.clone()).unwrap();
         assert!(found.clean && found.end == end && !store.identity().clean);
