@@ -11,7 +11,8 @@ use crate::mem::Region;
 use crate::transport::{Event, Full, LocalRange, MessageHandle, PeerId, RegionKey, RemoteOffset, Transport};
 
 /// First bytes of the sequencer's messages that are looked at; PROTOCOL.md §5 and `wire::node` define them.
-pub(super) const REPORT_TAG: u8 = 1;
+/// Reports, questions and changes.
+pub(super) const TO_SEQUENCER_TAGS: [u8; 3] = [1, 4, 6];
 pub(super) const TARGET_TAG: u8 = 2;
 const ORDER_TAG: u8 = 3;
 const LEAD_TAG: u8 = 8;

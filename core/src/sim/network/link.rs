@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{LinkKind, Network, Waiting};
 use crate::mem::Region;
 use crate::sim::queue::What;
-use crate::sim::tap::{REPORT_TAG, TARGET_TAG};
+use crate::sim::tap::{TARGET_TAG, TO_SEQUENCER_TAGS};
 use crate::sim::trace::Kind;
 use crate::transport::{DownReason, Full, PeerId, RemoteOffset, SENDS_IN_FLIGHT_MAX};
 
@@ -220,8 +220,9 @@ impl Network {
             pipe.wire.front().and_then(|o| if let Body::Send { message } = &o.body { Some(message) } else { None });
         if let Some(message) = message.filter(|_| pipe.unreleased == SENDS_IN_FLIGHT_MAX) {
             // A sequencer that does not run for many times the suspicion time is told often enough that its replicas
-            // live: the transport holds that back. Nothing else may need it to.
-            if kind != LinkKind::Client && message.first() != Some(&REPORT_TAG) {
+            // live: the transport holds that back, and what they ask behind it. Nothing else may need it to.
+            let to_sequencer = message.first().is_some_and(|tag| TO_SEQUENCER_TAGS.contains(tag));
+            if kind != LinkKind::Client && !to_sequencer {
                 self.seen.overrun = self.seen.overrun.or(Some(link));
             }
             return false;
