@@ -146,7 +146,10 @@ impl Net {
             // What was kept meanwhile lets messages go.
             for part in 1..4 {
                 let now_ns = now_ns + part * TICK_NS / 4;
-                self.groups.iter_mut().flatten().for_each(|g| g.settle(now_ns));
+                for group in self.groups.iter_mut().flatten() {
+                    group.tick(now_ns);
+                    group.settle(now_ns);
+                }
                 self.deliver();
             }
         }
@@ -194,6 +197,37 @@ impl Net {
             .filter_map(|l| if let Learned::Committed(p) = l { Some(&p[..]) } else { None })
             .collect()
     }
+}
+
+#[test]
+fn a_leader_whose_connections_close_is_followed_without_waiting_for_its_silence() {
+    for lost in 0..3 {
+        let mut net = Net::new(3);
+        let leader = net.leader();
+        if leader != lost {
+            net.group(leader).transfer_leadership(lost);
+            net.run(4);
+        }
+        assert_eq!(net.leader(), lost);
+        net.stop(lost);
+        // A member's patience is ten ticks at least.
+        net.run(7);
+        assert_eq!(net.leaders().len(), 1, "member {lost} was lost");
+    }
+}
+
+#[test]
+fn a_leader_that_one_member_alone_cannot_reach_leads_on() {
+    let mut net = Net::new(3);
+    let leader = net.leader();
+    let other = (leader + 1) % 3;
+    net.cut.push((leader.min(other), leader.max(other)));
+    for (a, b) in [(leader, other), (other, leader)] {
+        net.group(a).disconnected(b);
+    }
+    let term = net.group(leader).leads();
+    net.run(100);
+    assert_eq!((net.leaders(), net.group(leader).leads()), (vec![leader], term));
 }
 
 #[test]
@@ -313,6 +347,8 @@ fn leadership_moves_on_request_and_reads_need_most_members() {
     assert_eq!(net.group(leader).reads_granted(), first, "nobody else says that it leads");
     assert_ne!(second, first);
     net.heal();
+    // The others have a leader of their own by now; the old one hears of it.
+    net.run(20);
     let leader = net.leader();
     let next = (leader + 1) % 3;
     net.group(leader).transfer_leadership(next);
