@@ -365,7 +365,8 @@ impl RaftGroup {
     /// Asks for votes soon: who comes first of those that are left at once, the others one after the other.
     fn hasten(&mut self, now_ns: u64) {
         let raft = &self.raw.raft;
-        if raft.leader_id != raft::INVALID_ID || raft.state == StateRole::Leader {
+        // Who has no vote does not ask for any.
+        if raft.leader_id != raft::INVALID_ID || raft.state == StateRole::Leader || !raft.promotable() {
             self.haste = 0;
             return;
         }
