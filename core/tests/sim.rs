@@ -92,6 +92,10 @@ fn seeds_of_failing_over_that_failed_once_pass() {
     passes(241, &Overrides::default());
     // A snapshot that told of a failure long past cut the log of the primary that came after it.
     passes(1205, &all);
+    // Void entries stood behind what a later primary wrote again, and were found when the replica was promoted.
+    passes(2370, &all);
+    // Both shards were told to leave while they were lost.
+    passes(980, &Overrides::default());
 }
 
 #[test]

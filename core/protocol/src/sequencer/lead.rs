@@ -108,8 +108,11 @@ impl Sequencer {
             Change::Join(shard) => self.index_of(shard).map(|_| ()),
             Change::Leave(shard) => {
                 let state = &self.shards[self.index_of(shard)?];
-                let others = self.shards.iter().any(|s| s.shard != shard && s.part == Part::In);
-                if state.part == Part::In && !others { Err(ChangeError::LastShard(shard)) } else { Ok(()) }
+                let others = || self.shards.iter().filter(|s| s.shard != shard);
+                let takes_last = state.part == Part::In && !others().any(|s| s.part == Part::In);
+                // One that is lost may be the last that is to come back.
+                let is_last = state.wanted && !others().any(|s| s.wanted);
+                if takes_last || is_last { Err(ChangeError::LastShard(shard)) } else { Ok(()) }
             }
             Change::Trim(upto) if upto > self.ledger.committed() => Err(ChangeError::NotBound),
             Change::Ordering(_) | Change::Trim(_) => Ok(()),

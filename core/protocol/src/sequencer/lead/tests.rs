@@ -293,6 +293,9 @@ fn a_shard_that_was_told_to_leave_while_it_was_lost_does_not_take_part_when_it_i
         group.commit();
         group.bring_back(1);
         assert_eq!(group.leader().ledger().open(ShardId(1)), Some(!leaves));
+        group.lose(0);
+        let last = if leaves { Err(ChangeError::LastShard(ShardId(0))) } else { Ok(()) };
+        assert_eq!(group.leader().may_change(Change::Leave(ShardId(0))), last);
     }
 }
 
