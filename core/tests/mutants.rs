@@ -53,7 +53,7 @@ const MUTANTS: [(Mutant, u64, &[Caught]); 28] = [
     (Mutant::SkipAnOrderEntry, 20, &[Wrong("I12"), Crash("I12")]),
     (Mutant::AppendFirstRetries, 8, &[Wrong("I3")]),
     (Mutant::TakeShapesForEntries, 40, &[Wrong("chain"), Wrong("I11"), Stuck]),
-    (Mutant::DeliverOverwritten, 300, &[Wrong("I1"), Wrong("I2"), Wrong("I18")]),
+    (Mutant::DeliverOverwritten, 3000, &[Wrong("I1"), Wrong("I2"), Wrong("I18")]),
     (Mutant::FollowFillsAhead, 60, &[Wrong("L3")]),
     (Mutant::QuorumOfMembers, 1000, &[Wrong("I11"), Wrong("I4"), Crash("I4")]),
     (Mutant::CountASpareEarly, 2000, &[Wrong("I4"), Wrong("I11")]),
