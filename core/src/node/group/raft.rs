@@ -3,6 +3,7 @@
 //! The library decides; here is what it leaves open: who the members are, when it is later, what is kept, and in which
 //! bytes members talk. Nothing here does I/O or looks at a clock.
 
+mod haste;
 mod members;
 
 use std::collections::VecDeque;
@@ -20,10 +21,6 @@ use super::wire::{APPEND_BYTES_MAX, CHUNK_BYTES_MAX, GroupMessage, MEMBERS_MAX, 
 const ELECTION_TICKS: usize = 10;
 /// Between two members' patience: far more than a message's way, so that they do not ask at once.
 const ELECTION_STEP_TICKS: usize = 3;
-/// A leader whose connection closes is followed without that patience: members try one after the other, so many in a tick, and
-/// each so often.
-const HASTE_IN_A_TICK: u64 = 2;
-const HASTE_TRIES: u32 = 4;
 /// Between a leader's signs of life.
 const HEARTBEAT_TICKS: usize = 2;
 /// Messages of Raft under way to one member.
@@ -122,9 +119,7 @@ pub struct RaftGroup {
     applied: u64,
     ticks: u64,
     tick_at_ns: Option<u64>,
-    /// The leader's connection was closed: attempts left to be the next, and when the next one is due.
-    haste: u32,
-    haste_at_ns: Option<u64>,
+    haste: haste::Haste,
     /// When each replica was last heard here, in ticks.
     heard_at: Vec<Option<u64>>,
     reads_asked: u64,
@@ -178,8 +173,7 @@ impl RaftGroup {
         RaftGroup {
             id,
             tick_ns,
-            haste: 0,
-            haste_at_ns: None,
+            haste: haste::Haste::default(),
             raw: raw_node(id, own, Store::recovered(recovered), applied),
             others,
             learned,
@@ -276,12 +270,7 @@ impl RaftGroup {
             if gone.giving.is_some() {
                 self.raw.report_snapshot(id, SnapshotStatus::Failure);
             }
-            self.raw.report_unreachable(id);
-            if self.raw.raft.leader_id == id {
-                // Others still follow it if only this connection is gone, and do not vote then.
-                self.raw.raft.leader_id = raft::INVALID_ID;
-                (self.haste, self.haste_at_ns) = (HASTE_TRIES, None);
-            }
+            self.look_at_lost(id);
             self.pump();
         }
     }
@@ -362,32 +351,9 @@ impl RaftGroup {
         if broken { Err(garbage("log")) } else { Ok(()) }
     }
 
-    /// Asks for votes soon: who comes first of those that are left at once, the others one after the other.
-    fn hasten(&mut self, now_ns: u64) {
-        let raft = &self.raw.raft;
-        // Who has no vote does not ask for any.
-        if raft.leader_id != raft::INVALID_ID || raft.state == StateRole::Leader || !raft.promotable() {
-            self.haste = 0;
-            return;
-        }
-        let Some(at_ns) = self.haste_at_ns else {
-            let before = self.others.iter().take(self.own).filter(|o| o.connected).count() as u64;
-            self.haste_at_ns = Some(now_ns + before * self.tick_ns / HASTE_IN_A_TICK);
-            return;
-        };
-        if now_ns >= at_ns {
-            let pause_ns = self.tick_ns.max(self.others.len() as u64 * self.tick_ns / HASTE_IN_A_TICK);
-            (self.haste, self.haste_at_ns) = (self.haste - 1, Some(at_ns + pause_ns));
-            let _ = self.raw.campaign();
-            self.pump();
-        }
-    }
-
     /// Time passed.
     pub fn tick(&mut self, now_ns: u64) {
-        if self.haste > 0 {
-            self.hasten(now_ns);
-        }
+        self.hasten(now_ns);
         if self.tick_at_ns.is_some_and(|at| now_ns < at) {
             return;
         }
@@ -419,8 +385,7 @@ impl RaftGroup {
     /// When [`tick`](Self::tick), or [`settle`](Self::settle), has something to do.
     pub fn deadline_ns(&self) -> u64 {
         let journal_ns = self.journal.as_ref().and_then(|j| j.deadline_ns()).unwrap_or(u64::MAX);
-        let haste_ns = if self.haste > 0 { self.haste_at_ns.unwrap_or(0) } else { u64::MAX };
-        self.tick_at_ns.unwrap_or(0).min(journal_ns).min(haste_ns)
+        self.tick_at_ns.unwrap_or(0).min(journal_ns).min(self.haste.due_ns())
     }
 
     /// Looks whether the journal has kept what it was given. Panics when it cannot: the member must stop.
