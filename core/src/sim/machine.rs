@@ -167,9 +167,10 @@ impl<O: Overlay> Machine<O> {
         }
     }
 
-    /// When the last thread that is paused or working is done.
+    /// When the last thread that is paused or working is done, and the last wall has fallen.
     pub(super) fn awake_ns(&self, now_ns: u64) -> u64 {
-        self.threads.iter().map(|t| t.busy_ns).fold(now_ns, u64::max)
+        let walls = self.walls.iter().map(|w| w.until_ns);
+        self.threads.iter().map(|t| t.busy_ns).chain(walls).fold(now_ns, u64::max)
     }
 
     /// Adds a thread, for agents or for a client, and returns its number.
