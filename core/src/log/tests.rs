@@ -219,3 +219,29 @@ fn a_slot_that_is_kept_is_found_whatever_was_dropped_before_it() {
     assert_eq!(read(&reader, &mut found).unwrap().0, 1000, "the slot is not");
     assert_eq!(reader.item(&mut waiting.clone()), Err(Overrun), "nothing is read from a place that is gone");
 }
+
+#[test]
+fn a_log_of_which_nothing_is_left_begins_where_it_was_cut() {
+    let mut log = writer(Retention::Recycle);
+    (0..10).for_each(|number| append(&mut log, number, 100).unwrap());
+    let (mut log, _) = log.give_up(Lsn(10));
+    let (early, late) = (log.place_before(Lsn(3)).unwrap(), log.place_before(Lsn(7)).unwrap());
+    log.drop_before(early);
+    assert_eq!(log.reader().first().map(|first| first.lsn), Ok(Lsn(3)));
+    // The head has moved on since it began.
+    log.drop_before(late);
+    log.rewind(late);
+    assert_eq!(log.reader().first(), Ok(Cursor { at: late.at_bytes, lsn: Lsn(7) }));
+    let mut log = LogWriter::take_over(log, 2, LogOptions { retention: Retention::Recycle, record_bytes_max: 1 << 10 });
+    // As a primary's does when its region is full: it drops without saying where the log begins.
+    for number in 7..2000 {
+        log.set_limits(log.next_lsn(), u64::MAX, u64::MAX);
+        append(&mut log, number, 1000).unwrap();
+    }
+    let head = log.first_place().unwrap();
+    let (mut log, _) = log.give_up(head.lsn);
+    assert_eq!((log.head(), log.at()), (head.at_bytes, head.at_bytes), "nothing is left");
+    assert_eq!(log.reader().first(), Ok(Cursor { at: head.at_bytes, lsn: head.lsn }));
+    log.rewind(head);
+    assert_eq!(log.reader().first(), Ok(Cursor { at: head.at_bytes, lsn: head.lsn }));
+}

@@ -152,6 +152,8 @@ impl Verifier {
             next = behind;
         }
         self.shared.index.forget_from(place.at_bytes);
+        // Nothing may be left of it: then it begins here.
+        self.shared.begins.store(place.lsn.0, Ordering::Release);
         self.shared.tail.store(place.at_bytes, Ordering::Release);
         (self.at, self.lsn, self.crc, self.epoch) = (place.at_bytes, place.lsn, place.crc, place.epoch);
         self.cut();
