@@ -4,9 +4,9 @@ use alloc::vec::Vec;
 
 use super::{Applied, Ledger, Span};
 use crate::mutant::{Mutant, planted};
-use crate::types::{CutPoint, Lsn, Position, ReplicaId, ShardId};
+use crate::types::{CutPoint, Lsn, Member, Position, ReplicaId, ShardId};
 use crate::wire::order::{
-    Decree, ShardChange, ShardChangeHead, encode_cut, encode_decree, encode_free_cut, encode_grant,
+    Decree, GrantHead, ShardChange, ShardChangeHead, encode_cut, encode_decree, encode_free_cut, encode_grant,
     encode_shard_change, encode_trim,
 };
 
@@ -203,19 +203,13 @@ impl Ledger {
         let first = self.snapshot_first().unwrap_or(self.spans.len());
         for (index, span) in self.spans.iter().enumerate().skip(first) {
             let from = if index == first { Some(self.bound) } else { None };
-            let (head, members) = span.grant_from(from, self.view);
-            let len = encode_grant(buffer, head, &members);
-            say(&buffer[..len]);
-            let starts_at = CutPoint { window: head.window, cut: head.first_cut, prefix: 0 };
+            let starts_at = say_grant(buffer, &mut say, span.grant_from(from, self.view));
             if index == first && span.is_fixed() && self.bound > starts_at {
                 let len = encode_cut(buffer, self.view, self.bound);
                 say(&buffer[..len]);
             }
         }
-        if self.trimmed > Position(0) {
-            let len = encode_trim(buffer, self.view, self.trimmed);
-            say(&buffer[..len]);
-        }
+        self.say_trim(buffer, &mut say);
         count
     }
 
@@ -230,10 +224,7 @@ impl Ledger {
         self.say_members(buffer, &mut say);
         let bound_in = self.spans.iter().rposition(|s| s.window <= self.bound.window);
         for (index, span) in self.spans.iter().enumerate() {
-            let (head, members) = span.grant_known(self.view);
-            let starts_at = CutPoint { window: head.window, cut: head.first_cut, prefix: 0 };
-            let len = encode_grant(buffer, head, &members);
-            say(&buffer[..len]);
+            let starts_at = say_grant(buffer, &mut say, span.grant_known(self.view));
             if !span.is_fixed() && (span.is_closed() || span.rows().next().is_some()) {
                 if index > 0 {
                     // What comes before a free window is bound when its first cut is, or when it ends.
@@ -249,11 +240,16 @@ impl Ledger {
                 say(&buffer[..len]);
             }
         }
+        self.say_trim(buffer, &mut say);
+        count
+    }
+
+    /// What is not to be kept: everything bound was told before.
+    fn say_trim(&self, buffer: &mut [u8], say: &mut impl FnMut(&[u8])) {
         if self.trimmed > Position(0) {
             let len = encode_trim(buffer, self.view, self.trimmed);
             say(&buffer[..len]);
         }
-        count
     }
 
     /// Who holds each shard's log, and which shards were lost.
@@ -276,4 +272,11 @@ impl Ledger {
             say(&buffer[..len]);
         }
     }
+}
+
+/// Says a grant; where its windows start.
+fn say_grant(buffer: &mut [u8], say: &mut impl FnMut(&[u8]), (head, members): (GrantHead, Vec<Member>)) -> CutPoint {
+    let len = encode_grant(buffer, head, &members);
+    say(&buffer[..len]);
+    CutPoint { window: head.window, cut: head.first_cut, prefix: 0 }
 }
