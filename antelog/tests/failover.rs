@@ -4,71 +4,31 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-use antelog::{Client, ClientOptions, Event, Position, Scope, ShardId};
+use antelog::{Client, ClientOptions, Event, Position, Scope};
+use common::writer::{Landed, Writer};
 use common::{Folder, PATIENCE, Server, cluster_file, nodes};
 
 const CLUSTER: &str = "region_bytes = 16777216\nrecord_bytes_max = 4096\nclient_ring_bytes = 262144\ntick_us = 1000\n\
                        suspect_ms = 400\n";
 
-/// A writer that appends numbered records to one shard, one after the other, until it is told to stop; where each landed.
-struct Writer {
-    stop: Arc<AtomicBool>,
-    acknowledged: Arc<AtomicU64>,
-    thread: JoinHandle<Vec<(String, Position)>>,
-}
-
 fn writer(addresses: &[String], shard: u16, name: &'static str) -> Writer {
-    let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-    let client = Client::connect(ClientOptions::new(addresses.to_vec())).unwrap();
-    let thread = std::thread::spawn({
-        let (stop, acknowledged) = (stop.clone(), acknowledged.clone());
-        move || {
-            let mut landed = Vec::new();
-            while !stop.load(Ordering::Relaxed) {
-                let record = format!("{name}-{}", landed.len());
-                let position = client.append(Some(ShardId(shard)), record.as_bytes()).unwrap();
-                landed.push((record, position));
-                acknowledged.store(landed.len() as u64, Ordering::Relaxed);
-            }
-            landed
-        }
-    });
-    Writer { stop, acknowledged, thread }
-}
-
-impl Writer {
-    /// Waits until so many more records are acknowledged.
-    fn goes_on(&self, records: u64) {
-        let wanted = self.acknowledged.load(Ordering::Relaxed) + records;
-        let deadline = std::time::Instant::now() + PATIENCE;
-        while self.acknowledged.load(Ordering::Relaxed) < wanted {
-            assert!(std::time::Instant::now() < deadline, "appends do not go on");
-            assert!(!self.thread.is_finished(), "the writer ended");
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
-    }
-
-    fn end(self) -> Vec<(String, Position)> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap()
-    }
+    Writer::begin(addresses, shard, move |number| format!("{name}-{number}").into_bytes())
 }
 
 /// Reads the log from its start up to a position: every record acknowledged is there once, where it was said to be.
 fn check(addresses: &[String], writers: Vec<Writer>) {
-    let landed: Vec<Vec<(String, Position)>> = writers.into_iter().map(Writer::end).collect();
+    let landed: Vec<Landed> = writers.into_iter().map(Writer::end).collect();
     let last = landed.iter().flatten().map(|(_, position)| *position).max().unwrap();
     let client = Client::connect(ClientOptions::new(addresses.to_vec())).unwrap();
-    let mut seen: BTreeMap<String, Position> = BTreeMap::new();
+    let mut seen: BTreeMap<Vec<u8>, Position> = BTreeMap::new();
     for event in client.subscribe(Scope::All, Position(0)).unwrap().events() {
         match event.unwrap() {
             Event::Deliver { position, record, .. } => {
-                let record = String::from_utf8(record.to_vec()).unwrap();
-                if let Some(other) = seen.insert(record.clone(), position) {
-                    panic!("{record} is at {other} and at {position}");
+                if let Some(other) = seen.insert(record.to_vec(), position) {
+                    panic!("{} is at {other} and at {position}", record.escape_ascii());
                 }
             }
             Event::Confirm { upto } if upto > last => break,
@@ -78,7 +38,7 @@ fn check(addresses: &[String], writers: Vec<Writer>) {
     }
     for writer in &landed {
         for (record, position) in writer {
-            assert_eq!(seen.get(record), Some(position), "{record}");
+            assert_eq!(seen.get(record), Some(position), "{}", record.escape_ascii());
         }
         assert!(writer.is_sorted_by(|a, b| a.1 < b.1), "one writer's appends are in its order");
     }

@@ -4,11 +4,10 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use antelog::{Client, ClientOptions, Event, OnUnavailable, Position, Scope, ShardId, Slot, SubscribeOptions};
+use common::writer::{Landed, Writer};
 use common::{Folder, PATIENCE, Server, bad, cluster_file, noise};
 
 /// A region of 1 MiB: a few thousand records do not fit. Silence is put up with for as long as a busy disk may take to sync
@@ -72,7 +71,7 @@ impl Cluster {
     }
 
     /// Waits until both shards take appends; what was appended for it.
-    fn serves(&self) -> Vec<(Vec<u8>, Position)> {
+    fn serves(&self) -> Landed {
         let landed = |shard: u16| {
             let client = Client::connect(ClientOptions::new(self.addresses())).unwrap();
             let deadline = std::time::Instant::now() + PATIENCE;
@@ -108,7 +107,9 @@ impl Cluster {
     }
 
     fn writers(&self, name: &'static str) -> Vec<Writer> {
-        (0..2).map(|shard| Writer::begin(&self.addresses(), shard, format!("{name}{shard}"))).collect()
+        (0..2)
+            .map(|shard| Writer::begin(&self.addresses(), shard, move |n| record(&format!("{name}{shard}"), n)))
+            .collect()
     }
 }
 
@@ -119,59 +120,12 @@ fn record(name: &str, number: u64) -> Vec<u8> {
     record
 }
 
-/// A writer that appends to one shard, one record after the other, until it is told to stop or cannot go on; where each of
-/// those landed that were acknowledged.
-struct Writer {
-    stop: Arc<AtomicBool>,
-    acknowledged: Arc<AtomicU64>,
-    thread: JoinHandle<Vec<(Vec<u8>, Position)>>,
-}
-
-impl Writer {
-    fn begin(addresses: &[String], shard: u16, name: String) -> Writer {
-        let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let client = Client::connect(ClientOptions::new(addresses.to_vec())).unwrap();
-        let thread = std::thread::spawn({
-            let (stop, acknowledged) = (stop.clone(), acknowledged.clone());
-            move || {
-                let mut landed = Vec::new();
-                while !stop.load(Ordering::Relaxed) {
-                    let record = record(&name, landed.len() as u64);
-                    // What was under way when everybody died may be lost: the client says so.
-                    match client.append(Some(ShardId(shard)), &record[..]) {
-                        Ok(position) => landed.push((record, position)),
-                        Err(error) => {
-                            eprintln!("{name}: {error}");
-                            break;
-                        }
-                    }
-                    acknowledged.store(landed.len() as u64, Ordering::Relaxed);
-                }
-                landed
-            }
-        });
-        Writer { stop, acknowledged, thread }
-    }
-
-    /// Waits until so many more records are acknowledged.
-    fn goes_on(&self, records: u64) {
-        let wanted = self.acknowledged.load(Ordering::Relaxed) + records;
-        let deadline = std::time::Instant::now() + PATIENCE;
-        while self.acknowledged.load(Ordering::Relaxed) < wanted {
-            assert!(std::time::Instant::now() < deadline, "appends do not go on");
-            assert!(!self.thread.is_finished(), "the writer ended");
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
-    }
-
-    fn end(self) -> Vec<(Vec<u8>, Position)> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap()
-    }
-}
-
-fn end(writers: Vec<Writer>) -> Vec<(Vec<u8>, Position)> {
+fn end(writers: Vec<Writer>) -> Landed {
     writers.into_iter().flat_map(Writer::end).collect()
+}
+
+fn end_after_a_loss(writers: Vec<Writer>) -> Landed {
+    writers.into_iter().flat_map(Writer::end_after_a_loss).collect()
 }
 
 /// Reads the log from its start to the last of these records: each is there once, where it was said to be, byte for byte, or
@@ -221,7 +175,7 @@ fn what_was_flushed_and_acknowledged_is_there_after_all_were_killed_at_once() {
             writers.iter().for_each(|w| w.goes_on(400));
             cluster.kill(&order);
             cluster.start_nodes(&[0, 1, 2, 3, 4]);
-            landed.extend(end(writers));
+            landed.extend(end_after_a_loss(writers));
             // A shard whose replicas all died while the sequencer lived was lost, and returns.
             landed.extend(cluster.serves());
             assert_eq!(check(&cluster.addresses(), &landed), 0, "everything is available");
@@ -258,7 +212,7 @@ fn what_a_sudden_end_of_all_has_lost_is_told_and_never_something_else() {
         writers.iter().for_each(|w| w.goes_on(1000));
         cluster.kill(&[0, 1, 2, 3, 4]);
         cluster.start_nodes(&[0, 1, 2, 3, 4]);
-        landed.extend(end(writers));
+        landed.extend(end_after_a_loss(writers));
         // Until its replicas had the time to come a lost shard's records are not available.
         cluster.serves();
         let unavailable = check(&cluster.addresses(), &landed);

@@ -1,6 +1,8 @@
 //! Runs the `antelog` binary as a user would: nodes in the background, commands in the foreground.
 #![allow(dead_code)] // each test binary uses a part of this
 
+pub mod writer;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
