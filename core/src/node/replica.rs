@@ -423,10 +423,14 @@ impl<T: Transport> ReplicaAgent<T> {
     /// it hears often enough to know that the replica lives, and nothing queues up for it without bound.
     fn reports_to(&self, now_ns: u64, member: u16) -> bool {
         let sequencer = &self.sequencers[usize::from(member)];
+        // In nearly every cycle nothing is due.
+        if !sequencer.connected || !sequencer.report_due {
+            return false;
+        }
         let is_old = sequencer.reported == self.report;
         let most = if is_old { UNHEARD_OLD_REPORTS_MAX } else { UNHEARD_REPORTS_MAX };
         let is_prompt = self.questions.may_lead(sequencer_peer(member)) && sequencer.unheard < most;
-        sequencer.connected && sequencer.report_due && (is_prompt || !self.reported_lately(now_ns, sequencer))
+        is_prompt || !self.reported_lately(now_ns, sequencer)
     }
 
     fn reported_lately(&self, now_ns: u64, sequencer: &Sequencer) -> bool {
