@@ -11,6 +11,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::fmt;
 
+use crate::limits::NUMBER_MAX;
 use crate::mutant::{Mutant, planted};
 use crate::types::{CutPoint, Lsn, Member, Position, ShardId, WindowMode};
 use crate::wire::order::{Grant, GrantHead, Lsns, OrderEntry};
@@ -215,6 +216,7 @@ impl Ledger {
                 ensure!(I12, found == stopped || again, "a member's first slot is not where it stopped");
             }
             if last.extend(grant) {
+                ensure!(I12, last.end().0 <= NUMBER_MAX, "it grants positions beyond what a log can have");
                 return Ok(Applied::Granted);
             }
             if last.mode == WindowMode::Free {
@@ -231,7 +233,9 @@ impl Ledger {
         while self.span_bytes > SPAN_BYTES_MAX && self.spans[0].window_end() <= self.bound.window {
             self.forget(1);
         }
-        self.spans.push_back(Span::new(grant, self.free_cuts_max));
+        let span = Span::new(grant, self.free_cuts_max);
+        ensure!(I12, span.end().0 <= NUMBER_MAX, "it grants positions beyond what a log can have");
+        self.spans.push_back(span);
         self.lose_in_newest();
         Ok(Applied::Granted)
     }
@@ -277,6 +281,7 @@ impl Ledger {
         let Some(committed) = span.push_free_cut(lsns) else {
             return Err(Contradiction { invariant: "I2", what: "a free cut takes slots back" });
         };
+        ensure!(I2, committed.0 <= NUMBER_MAX, "a free cut binds positions beyond what a log can have");
         self.bound = point;
         self.committed = committed;
         if index > 0 && self.spans[index].forgets() {

@@ -11,7 +11,7 @@ use antelog_protocol::{ReplicaId, ShardId};
 
 use super::control::Line;
 use super::knobs::Knobs;
-use super::network::{LinkKind, Shared};
+use super::network::{LinkKind, Network, Shared};
 use super::overlay::Overlay;
 use super::process::{Birth, Builder};
 use super::rng::Rng;
@@ -86,6 +86,12 @@ impl<T: Transport> Cluster<T> {
         let alone = self.sequencers.len() == 1;
         let orders = self.lines.iter().filter(|l| l.caller == replica && l.kind == LinkKind::Order);
         orders.filter(|l| alone || self.leads(l.callee)).any(|line| line.up != 3)
+    }
+
+    /// Whether a replica has lost a connection to a sequencer and may not have heard of it.
+    pub(super) fn is_losing(&self, replica: usize, network: &Network) -> bool {
+        let mut orders = self.lines.iter().filter(|l| l.caller == replica && l.kind == LinkKind::Order);
+        orders.any(|line| line.link.is_some_and(|link| !network.is_alive(link)))
     }
 
     /// An agent has heard that the connection to a peer is lost.

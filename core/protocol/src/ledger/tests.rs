@@ -154,6 +154,22 @@ fn a_free_cut_that_takes_slots_back_is_a_contradiction() {
 }
 
 #[test]
+fn positions_beyond_what_a_log_can_have_are_a_contradiction() {
+    let most = NUMBER_MAX;
+    let mut ledger = Ledger::new(8);
+    grant(&mut ledger, WindowMode::Free, 0, 3, 0, &[member(0, 0, 0), member(1, 0, 0)]);
+    free_cut(&mut ledger, 0, 1, &[most - 5, 5]).unwrap();
+    assert_eq!(ledger.committed(), Position(most));
+    assert_eq!(free_cut(&mut ledger, 0, 2, &[most - 5, 6]).unwrap_err().invariant, "I2");
+
+    let mut ledger = Ledger::at(0, Position(most - 7), 0, 8);
+    let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+    let head = grant_head(0, WindowMode::Fixed, 0, 4, Position(most - 7));
+    let len = encode_grant(&mut buffer, head, &[member(0, 2, 0)]);
+    assert_eq!(apply(&mut ledger, &buffer[..len]).unwrap_err().invariant, "I12");
+}
+
+#[test]
 fn an_entry_applied_twice_changes_nothing_and_a_gap_is_an_error() {
     let mut ledger = Ledger::new(8);
     grant(&mut ledger, WindowMode::Fixed, 0, 10, 0, &[member(0, 2, 0)]);

@@ -379,6 +379,11 @@ impl Network {
         self.note(Kind::Lost, link.into(), kind as u64, busy.into());
     }
 
+    /// Whether a link has not broken and was not closed.
+    pub(in crate::sim) fn is_alive(&self, link: u32) -> bool {
+        self.links[link as usize].alive
+    }
+
     /// The link breaks: both sides learn of it, each at its own time.
     pub(super) fn lose(&mut self, link: u32) {
         if !self.links[link as usize].alive {

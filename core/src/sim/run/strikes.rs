@@ -47,7 +47,9 @@ impl<O: Overlay> Machine<O> {
             let agent = knobs.replica(shard, *number);
             let process = self.cluster.places.processes[agent];
             let newest = 1 + agent as u64 + self.lives[process] * knobs.agents() as u64;
-            *incarnation == newest && self.troubled_until(now_ns, agent) + slack_ns < now_ns
+            *incarnation == newest
+                && self.troubled_until(now_ns, agent) + slack_ns < now_ns
+                && !self.cluster.is_losing(agent, &self.network.borrow())
         });
         well.map(|(number, _)| format!("shard {shard} is called lost, and its member {number} is well"))
     }

@@ -30,9 +30,10 @@ impl RaftGroup {
         }
     }
 
+    /// Who has nothing yet is not counted on, however short the log is.
     pub(super) fn has_caught_up(&self, id: u64) -> bool {
         let matched = self.raw.raft.prs().get(id).map_or(0, |progress| progress.matched);
-        matched + CAUGHT_UP > self.raw.raft.raft_log.last_index()
+        matched > 0 && matched + CAUGHT_UP > self.raw.raft.raft_log.last_index()
     }
 
     pub(super) fn reconfigure(&mut self, kind: ConfChangeType, id: u64) {
