@@ -148,6 +148,8 @@ pub struct SequencerAgent<T: Transport> {
     message: Box<[u8]>,
     counters: SequencerCounters,
     started: bool,
+    /// The operator was told that the disk is full.
+    disk_is_full: bool,
     /// Who waits until another one leads: the process is about to end.
     leaving: Option<Sender<()>>,
 }
@@ -194,6 +196,7 @@ impl<T: Transport> SequencerAgent<T> {
             message: vec![0; ORDER_HEAD_BYTES + ORDER_ENTRY_BYTES_MAX].into_boxed_slice(),
             counters,
             started: false,
+            disk_is_full: false,
             leaving: None,
         }
     }
@@ -407,6 +410,7 @@ impl<T: Transport> Agent for SequencerAgent<T> {
             // After messages: a leader's sign of life may have waited for a thread that did not run.
             group.settle(now_ns);
             group.tick(now_ns);
+            self.tell_whether_full();
             self.commit(now_ns);
         }
         self.look_whether_left();

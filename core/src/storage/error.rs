@@ -68,7 +68,7 @@ impl StoreError {
 }
 
 /// Whether an `errno` says that there is no room, which passes.
-pub(super) fn is_full(errno: i32) -> bool {
+pub(crate) fn is_full(errno: i32) -> bool {
     errno == libc::ENOSPC || errno == libc::EDQUOT
 }
 

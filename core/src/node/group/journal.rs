@@ -56,6 +56,11 @@ pub trait Journal: Debug {
     /// Whether it has grown so much that it is to be replaced.
     fn is_long(&self) -> bool;
 
+    /// Whether nothing more is kept until a full disk has room again.
+    fn is_full(&self) -> bool {
+        false
+    }
+
     /// When [`kept`](Self::kept) will have something to say, if that is known beforehand.
     fn deadline_ns(&self) -> Option<u64>;
 

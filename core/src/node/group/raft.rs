@@ -4,6 +4,7 @@
 //! bytes members talk. Nothing here does I/O or looks at a clock.
 
 mod haste;
+mod kept;
 mod members;
 
 use std::collections::VecDeque;
@@ -267,9 +268,8 @@ impl RaftGroup {
     pub fn disconnected(&mut self, place: usize) {
         let gone = take(&mut self.others[place]);
         if let Some(id) = gone.id {
-            if gone.giving.is_some() {
-                self.raw.report_snapshot(id, SnapshotStatus::Failure);
-            }
+            // Raft gives it nothing more until it hears what became of a snapshot, which may have left here and been lost.
+            self.raw.report_snapshot(id, SnapshotStatus::Failure);
             self.look_at_lost(id);
             self.pump();
         }
@@ -386,23 +386,6 @@ impl RaftGroup {
     pub fn deadline_ns(&self) -> u64 {
         let journal_ns = self.journal.as_ref().and_then(|j| j.deadline_ns()).unwrap_or(u64::MAX);
         self.tick_at_ns.unwrap_or(0).min(journal_ns).min(self.haste.due_ns())
-    }
-
-    /// Looks whether the journal has kept what it was given. Panics when it cannot: the member must stop.
-    pub fn settle(&mut self, now_ns: u64) {
-        let kept = self.journal.as_mut().map(|journal| journal.kept(now_ns));
-        match kept {
-            Some(Ok(number)) if self.on_kept(number) => self.pump(),
-            Some(Err(failure)) => panic!("sequencer: {failure}"),
-            _ => {}
-        }
-    }
-
-    /// The member ends in an orderly way.
-    pub fn close(&mut self) {
-        if let Some(journal) = &mut self.journal {
-            journal.close();
-        }
     }
 
     /// Proposes a payload; false when it is not taken: ask again later, if this member still leads.
@@ -524,38 +507,15 @@ impl RaftGroup {
         self.cut();
     }
 
-    /// Hands a record to the journal, if it says anything; returns the number that stands for it.
-    fn keep(&mut self, record: &Record<'_>) -> u64 {
-        let says_something = record.hard.is_some() || !record.entries.is_empty() || !record.snapshot.is_empty();
-        if let Some(journal) = self.journal.as_mut().filter(|_| says_something) {
-            self.handed += 1;
-            journal.append(self.handed, record);
-        }
-        self.handed
-    }
-
-    /// Everything up to this number is kept: messages that promise it may leave. Whether there was anything.
-    fn on_kept(&mut self, record: u64) -> bool {
-        let before = self.held.len();
-        while self.held.front().is_some_and(|(r, ..)| *r <= record) {
-            let (_, number, messages) = self.held.pop_front().unwrap_or_default();
-            self.raw.on_persist_ready(number);
-            self.send(messages);
-        }
-        self.advance_applied();
-        self.held.len() < before
-    }
-
-    /// Tells Raft what is applied. A snapshot counts when it is kept.
-    fn advance_applied(&mut self) {
-        self.raw.advance_apply_to(self.applied.min(self.raw.raft.raft_log.persisted));
-    }
-
     fn send(&mut self, messages: Vec<Message>) {
         for mut message in messages {
             let Some(place) = self.place_of(message.to) else { continue };
             if self.others[place].id != Some(message.to) {
-                continue; // Another incarnation is there, or nobody.
+                // Another incarnation is there, or nobody.
+                if message.msg_type == MessageType::MsgSnapshot {
+                    self.raw.report_snapshot(message.to, SnapshotStatus::Failure);
+                }
+                continue;
             }
             if message.msg_type == MessageType::MsgSnapshot {
                 let index = message.get_snapshot().get_metadata().index;

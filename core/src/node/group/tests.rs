@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::journal::Journal;
+use super::wire::GroupMessage;
 use super::*;
 use crate::sim::disk::SimDisk;
 use crate::sim::rng::Rng;
@@ -14,6 +15,8 @@ struct Net {
     groups: Vec<Option<RaftGroup>>,
     /// Connections that are cut, as (smaller, larger).
     cut: Vec<(usize, usize)>,
+    /// Snapshots leave and do not arrive.
+    loses_snapshots: bool,
     now_ns: u64,
     learned: Vec<Vec<Learned>>,
     incarnations: u64,
@@ -34,7 +37,8 @@ impl Net {
 
     fn with_disks(members: usize, disks: Vec<Rc<RefCell<SimDisk>>>) -> Net {
         let learned = vec![Vec::new(); members];
-        let mut net = Net { groups: Vec::new(), cut: Vec::new(), now_ns: 0, learned, incarnations: 0, disks };
+        let (groups, cut, loses_snapshots) = (Vec::new(), Vec::new(), false);
+        let mut net = Net { groups, cut, loses_snapshots, now_ns: 0, learned, incarnations: 0, disks };
         net.groups.resize_with(members, || None);
         (0..members).for_each(|m| net.start(m));
         net
@@ -113,7 +117,8 @@ impl Net {
                     while let Some(bytes) = self.group(from).outgoing(to).map(<[u8]>::to_vec) {
                         self.group(from).sent(to);
                         moved = true;
-                        if let Some(group) = &mut self.groups[to] {
+                        let is_chunk = matches!(GroupMessage::decode(&bytes), Ok((GroupMessage::Chunk { .. }, _)));
+                        if let Some(group) = self.groups[to].as_mut().filter(|_| !(is_chunk && self.loses_snapshots)) {
                             group.receive(from, &bytes).unwrap();
                         }
                     }
@@ -332,6 +337,28 @@ fn one_that_is_far_behind_gets_a_snapshot() {
     assert!(net.group(leader).propose(b"after".to_vec()));
     net.run(5);
     assert_eq!(net.committed(2).last(), Some(&&b"after"[..]));
+}
+
+#[test]
+fn a_snapshot_that_was_lost_with_a_connection_is_given_again() {
+    let mut net = Net::new(3);
+    let leader = net.leader();
+    assert_eq!(leader, 0);
+    net.isolate(2);
+    for number in 0..10_000u32 {
+        assert!(net.group(leader).propose(number.to_le_bytes().to_vec()));
+        net.deliver();
+    }
+    net.loses_snapshots = true;
+    net.heal();
+    net.run(8);
+    net.isolate(2);
+    net.loses_snapshots = false;
+    net.heal();
+    net.run(30);
+    assert_eq!(net.leaders(), [leader]);
+    let state = Learned::Installed(b"state".repeat(3000));
+    assert_eq!(net.learned[2].iter().filter(|l| **l == state).count(), 1);
 }
 
 #[test]

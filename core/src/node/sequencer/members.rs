@@ -7,6 +7,7 @@ use antelog_protocol::{Change, ClientId};
 use super::{Asking, CHANGES_REMEMBERED, Changed, SequencerAgent, state};
 use crate::node::group::wire::Bytes;
 use crate::node::group::{Group, Learned, RaftGroup};
+use crate::node::mailbox::Notice;
 use crate::node::order_log::OrderLog;
 use crate::transport::{DownReason, MessageHandle, PeerId, Transport};
 
@@ -76,6 +77,19 @@ impl<T: Transport> SequencerAgent<T> {
                     self.leaving = None;
                 }
             }
+        }
+    }
+
+    /// Whether the disk is full is told to the operator: without this member the others decide.
+    pub(super) fn tell_whether_full(&mut self) {
+        let is_full = self.raft().is_some_and(RaftGroup::disk_is_full);
+        if is_full != std::mem::replace(&mut self.disk_is_full, is_full) {
+            let text = if is_full {
+                "the disk is full: this sequencer keeps nothing and does not count until there is room"
+            } else {
+                "the disk has room again: this sequencer counts"
+            };
+            let _ = self.notices.send(Notice::Warning { agent: self.name.clone(), text: text.into() });
         }
     }
 

@@ -2,16 +2,20 @@
 //! has grown.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use super::{Journal, Record, Recovered, put_clean, put_identity, put_life, put_record};
 use crate::node::idle::Waker;
+use crate::storage::is_full;
 
+/// How often a full disk is tried again.
+const RETRY: Duration = Duration::from_millis(50);
 /// Bytes after which a file is replaced, unless the snapshot it begins with is larger.
 const LONG_BYTES: u64 = 4 << 20;
 
@@ -25,6 +29,10 @@ enum Work {
 #[derive(Debug, Default)]
 struct Told {
     kept: AtomicU64,
+    /// The disk is full: nothing more is kept until there is room.
+    full: AtomicBool,
+    /// The member ends: there is no waiting for room.
+    closing: AtomicBool,
     failure: Mutex<Option<String>>,
 }
 
@@ -33,12 +41,9 @@ struct Told {
 pub struct FileJournal {
     id: u64,
     life: u128,
-    /// Everything is flushed before it counts as kept; otherwise it counts at once.
-    flushed: bool,
     work: Option<Sender<Work>>,
     thread: Option<JoinHandle<()>>,
     told: Arc<Told>,
-    handed: u64,
     /// Bytes of the file, and how many it began with.
     bytes: u64,
     began: u64,
@@ -50,9 +55,22 @@ fn machine_life() -> u128 {
     u128::from_str_radix(&text.trim().replace('-', ""), 16).unwrap_or(0)
 }
 
-fn failed(what: &str, path: &Path) -> impl FnOnce(std::io::Error) -> String {
+/// What could not be done, and the system's number for why.
+#[derive(Debug)]
+struct Failed {
+    text: String,
+    errno: Option<i32>,
+}
+
+impl From<Failed> for String {
+    fn from(failed: Failed) -> String {
+        failed.text
+    }
+}
+
+fn failed(what: &str, path: &Path) -> impl FnOnce(std::io::Error) -> Failed {
     let text = format!("cannot {what} {}", path.display());
-    move |error| format!("{text}: {error}")
+    move |error| Failed { text: format!("{text}: {error}"), errno: error.raw_os_error() }
 }
 
 /// The file's name with this number.
@@ -61,7 +79,7 @@ fn file_name(number: u64) -> String {
 }
 
 /// The newest journal of a folder, and its number.
-fn newest(folder: &Path) -> Result<Option<(u64, PathBuf)>, String> {
+fn newest(folder: &Path) -> Result<Option<(u64, PathBuf)>, Failed> {
     let mut newest = None;
     for entry in fs::read_dir(folder).map_err(failed("read the folder", folder))? {
         let path = entry.map_err(failed("read the folder", folder))?.path();
@@ -75,7 +93,7 @@ fn newest(folder: &Path) -> Result<Option<(u64, PathBuf)>, String> {
 }
 
 /// Writes a file as a whole: under another name first, so that it is there completely or not at all.
-fn write_whole(folder: &Path, number: u64, bytes: &[u8]) -> Result<File, String> {
+fn write_whole(folder: &Path, number: u64, bytes: &[u8]) -> Result<File, Failed> {
     let (path, begun) = (folder.join(file_name(number)), folder.join("group.new"));
     let mut file = File::create(&begun).map_err(failed("create", &begun))?;
     file.write_all(bytes).and_then(|()| file.sync_data()).map_err(failed("write", &begun))?;
@@ -86,7 +104,7 @@ fn write_whole(folder: &Path, number: u64, bytes: &[u8]) -> Result<File, String>
 
 impl FileJournal {
     /// Opens the journal of a folder, which is made if it is not there. `id` is the member's identity if it has none yet.
-    /// What is `flushed` survives a crash of the machine; what is not survives a crash of the process only, and after one
+    /// What is `flushed` survives a crash of the machine; what is only written survives one of the process, and after one
     /// of the machine the member begins without memory, as another. `waker` is called when something was kept.
     ///
     /// # Errors
@@ -130,17 +148,24 @@ impl FileJournal {
         };
         let told = Arc::new(Told::default());
         let (work, todo) = channel();
-        let keeper = Keeper { folder: folder.to_owned(), number, file, flushed, told: told.clone(), waker };
+        let keeper = Keeper {
+            folder: folder.to_owned(),
+            number,
+            file,
+            flushed,
+            told: told.clone(),
+            waker,
+            bytes: bytes.len() as u64,
+        };
         keeper.remove_others();
         let thread = std::thread::Builder::new().name("antelog-journal".into()).spawn(move || keeper.run(&todo));
         let thread = thread.map_err(|e| format!("cannot start the journal's thread: {e}"))?;
         let (bytes, began) = (bytes.len() as u64, LONG_BYTES / 2);
         let (work, thread) = (Some(work), Some(thread));
-        Ok((FileJournal { id, life, flushed, work, thread, told, handed: 0, bytes, began }, recovered))
+        Ok((FileJournal { id, life, work, thread, told, bytes, began }, recovered))
     }
 
-    fn hand_over(&mut self, work: Work, number: u64) {
-        self.handed = number;
+    fn hand_over(&mut self, work: Work) {
         if let Some(sender) = &self.work {
             // A thread that is gone has said why.
             let _ = sender.send(work);
@@ -153,7 +178,7 @@ impl Journal for FileJournal {
         let mut bytes = Vec::new();
         put_record(&mut bytes, record);
         self.bytes += bytes.len() as u64;
-        self.hand_over(Work::Append { number, bytes }, number);
+        self.hand_over(Work::Append { number, bytes });
     }
 
     fn replace(&mut self, number: u64, record: &Record<'_>) {
@@ -162,15 +187,14 @@ impl Journal for FileJournal {
         put_life(&mut bytes, self.life);
         put_record(&mut bytes, record);
         (self.bytes, self.began) = (bytes.len() as u64, bytes.len() as u64);
-        self.hand_over(Work::Replace { number, bytes }, number);
+        self.hand_over(Work::Replace { number, bytes });
     }
 
     fn kept(&mut self, _now_ns: u64) -> Result<u64, String> {
         let failure = self.told.failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
         match failure {
             Some(failure) => Err(failure),
-            None if self.flushed => Ok(self.told.kept.load(Ordering::Acquire)),
-            None => Ok(self.handed),
+            None => Ok(self.told.kept.load(Ordering::Acquire)),
         }
     }
 
@@ -178,11 +202,16 @@ impl Journal for FileJournal {
         self.bytes > LONG_BYTES.max(2 * self.began)
     }
 
+    fn is_full(&self) -> bool {
+        self.told.full.load(Ordering::Acquire)
+    }
+
     fn deadline_ns(&self) -> Option<u64> {
         None
     }
 
     fn close(&mut self) {
+        self.told.closing.store(true, Ordering::Release);
         self.work = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -192,6 +221,7 @@ impl Journal for FileJournal {
 
 impl Drop for FileJournal {
     fn drop(&mut self) {
+        self.told.closing.store(true, Ordering::Release);
         self.work = None;
     }
 }
@@ -201,6 +231,8 @@ struct Keeper {
     folder: PathBuf,
     number: u64,
     file: File,
+    /// Of the file: whole records.
+    bytes: u64,
     flushed: bool,
     told: Arc<Told>,
     waker: Waker,
@@ -212,7 +244,7 @@ impl Keeper {
             let mut bytes = Vec::new();
             put_clean(&mut bytes);
             self.write(&bytes)?;
-            self.file.sync_data().map_err(failed("flush", &self.path()))
+            Ok(self.file.sync_data().map_err(failed("flush", &self.path()))?)
         });
         if let Err(failure) = result {
             *self.told.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
@@ -232,7 +264,8 @@ impl Keeper {
                     }
                     Work::Replace { number, bytes } => {
                         self.number += 1;
-                        self.file = write_whole(&self.folder, self.number, &bytes)?;
+                        self.file = self.patiently(|keeper| write_whole(&keeper.folder, keeper.number, &bytes))?;
+                        self.bytes = bytes.len() as u64;
                         self.remove_others();
                         newest = number;
                     }
@@ -252,7 +285,36 @@ impl Keeper {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
-        self.file.write_all(bytes).map_err(failed("write to", &self.path()))
+        self.patiently(|keeper| {
+            let written = keeper.file.write_all(bytes);
+            // Half a record would end the journal for whoever reads it.
+            let cut = if written.is_err() { keeper.cut() } else { Ok(()) };
+            cut.and(written).map_err(failed("write to", &keeper.path()))
+        })?;
+        self.bytes += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Ends the file behind its last whole record.
+    fn cut(&mut self) -> std::io::Result<()> {
+        self.file.set_len(self.bytes)?;
+        self.file.seek(SeekFrom::Start(self.bytes)).map(drop)
+    }
+
+    /// Tries until a full disk has room: until then nothing counts as kept.
+    fn patiently<T>(&mut self, mut work: impl FnMut(&mut Keeper) -> Result<T, Failed>) -> Result<T, String> {
+        loop {
+            let result = work(self);
+            let is_full = result.as_ref().is_err_and(|failed| failed.errno.is_some_and(is_full));
+            let waits = is_full && !self.told.closing.load(Ordering::Acquire);
+            if self.told.full.swap(waits, Ordering::AcqRel) != waits {
+                self.waker.wake();
+            }
+            if !waits {
+                return result.map_err(|failed| failed.text);
+            }
+            std::thread::sleep(RETRY);
+        }
     }
 
     /// Removes older files; one that cannot be removed harms nobody.
@@ -355,13 +417,48 @@ mod tests {
         assert_eq!((read.snapshot.get_metadata().index, read.id), (number, 7));
     }
 
+    /// `mount` with these options, on the folder.
+    fn mount(options: &str, folder: &Path) -> bool {
+        let mut mount = std::process::Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(folder);
+        mount.output().is_ok_and(|done| done.status.success())
+    }
+
+    #[test]
+    fn a_full_disk_keeps_nothing_until_it_has_room_and_no_half_record_stays() {
+        let folder = Folder::new("full");
+        fs::create_dir_all(&folder.0).unwrap();
+        if !mount("size=65536", &folder.0) {
+            eprintln!("only root can mount a small file system: skipped");
+            return;
+        }
+        let (mut journal, _) = folder.open(true);
+        first(&mut journal);
+        (3..=100).for_each(|number| append(&mut journal, number, number));
+        while !journal.is_full() {
+            std::thread::sleep(RETRY);
+        }
+        let kept = journal.kept(0).unwrap();
+        assert!(kept < 100, "100 KB do not fit into 64");
+        assert!(mount("remount,size=1048576", &folder.0));
+        while journal.kept(0).unwrap() < 100 {
+            std::thread::sleep(RETRY);
+        }
+        assert!(!journal.is_full());
+        journal.close();
+        let (_, read) = folder.open(true);
+        assert_eq!((read.entries.len(), read.clean), (99, true));
+        drop(journal);
+        let _ = std::process::Command::new("umount").arg("-l").arg(&folder.0).status();
+    }
+
     #[test]
     fn what_was_not_flushed_is_trusted_only_while_the_machine_lives() {
         let folder = Folder::new("life");
         let (mut journal, _) = folder.open(false);
         first(&mut journal);
-        assert_eq!(journal.kept(0), Ok(2), "at once");
         journal.close();
+        assert_eq!(journal.kept(0), Ok(2), "written, if not flushed");
         // As if the machine had ended before the writer did.
         let mut bytes = Vec::new();
         put_life(&mut bytes, 1);
