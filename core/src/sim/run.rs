@@ -219,7 +219,7 @@ impl<O: Overlay> Run<O> {
                     oracle.committed_again(*seen, entry);
                     continue;
                 }
-                if let Some(what) = self.machine.falsely_failed(now_ns, entry, &oracle) {
+                if let Some(what) = self.machine.falsely_failed(now_ns, entry, (&oracle, &network)) {
                     oracle.complain(Violation::new("I10", what));
                 }
                 oracle.committed(entry);

@@ -7,6 +7,7 @@ use super::{Phase, Run};
 use crate::sim::Failure;
 use crate::sim::knobs::Aim;
 use crate::sim::machine::{Death, Machine, Wall};
+use crate::sim::network::Network;
 use crate::sim::oracle::Oracle;
 use crate::sim::overlay::Overlay;
 use crate::sim::queue::{Strike, What};
@@ -32,7 +33,12 @@ pub(super) fn aimed(aim: Option<Aim>, entry: &[u8], bound: Option<(u64, u64, u64
 
 impl<O: Overlay> Machine<O> {
     /// I10: an entry that calls a shard lost though one of its members was in order all the time.
-    pub(super) fn falsely_failed(&self, now_ns: u64, entry: &[u8], oracle: &Oracle) -> Option<String> {
+    pub(super) fn falsely_failed(
+        &self,
+        now_ns: u64,
+        entry: &[u8],
+        (oracle, network): (&Oracle, &Network),
+    ) -> Option<String> {
         if entry.first() != Some(&4) {
             return None;
         }
@@ -49,7 +55,7 @@ impl<O: Overlay> Machine<O> {
             let newest = 1 + agent as u64 + self.lives[process] * knobs.agents() as u64;
             *incarnation == newest
                 && self.troubled_until(now_ns, agent) + slack_ns < now_ns
-                && !self.cluster.is_losing(agent, &self.network.borrow())
+                && !self.cluster.is_losing(agent, network)
         });
         well.map(|(number, _)| format!("shard {shard} is called lost, and its member {number} is well"))
     }
