@@ -76,6 +76,8 @@ pub struct Behaviour {
     /// With [`watch_sources`](Self::watch_sources): what was executed may change at once. Its owner may know from the
     /// peer's answer, as a ring does from a credit, and what is sent again after that is dropped by the peer's device.
     pub answers_free_sources: bool,
+    /// Panic when a write is refused by the device that it is for: who writes means well and has been told the right key.
+    pub watch_keys: bool,
 }
 
 impl Default for Behaviour {
@@ -95,6 +97,7 @@ impl Default for Behaviour {
             registration_failure: 0,
             watch_sources: true,
             answers_free_sources: false,
+            watch_keys: false,
         }
     }
 }

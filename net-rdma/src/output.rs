@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use antelog_core::mem::Region;
 use antelog_core::transport::{Full, SEND_BYTES_MAX};
+use antelog_protocol::mutant::{Mutant, planted};
 
 use crate::provider::{Local, MemoryId, Operation, RemoteMemory, Request};
 
@@ -336,6 +337,9 @@ impl Output {
     /// What [`doorbell`](Self::doorbell) returned is with the device.
     pub fn on_handed_over(&mut self) {
         self.staged.clear();
+        if planted(Mutant::ReuseHandedOver) {
+            self.staging_head = self.staging_tail;
+        }
     }
 
     /// The request with this id completed, and all before it. Returns the newest token that is placed by that.

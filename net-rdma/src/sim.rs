@@ -108,6 +108,7 @@ impl RdmaOverlay {
             registration_failure: if rng.percent(15) { rng.scale(10, 100) as u32 } else { 0 },
             watch_sources: true,
             answers_free_sources: true,
+            watch_keys: true,
         };
         let options = Options {
             requests: rng.pick(&[32, 64, 128, 128]),

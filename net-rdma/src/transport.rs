@@ -131,6 +131,8 @@ pub struct RdmaTransport<P: Provider, C: Transport> {
     failed: usize,
     /// Pairs that end once the completion queue is empty.
     closing: Vec<PeerId>,
+    #[cfg(feature = "mutants")]
+    first_keys: std::collections::BTreeMap<PeerId, Vec<crate::provider::RemoteMemory>>,
 }
 
 impl<P: Provider, C: Transport> RdmaTransport<P, C> {
@@ -158,6 +160,8 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
             starting: Vec::new(),
             failed: 0,
             closing: Vec::with_capacity(peers_max.into()),
+            #[cfg(feature = "mutants")]
+            first_keys: Default::default(),
         }
     }
 

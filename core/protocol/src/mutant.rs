@@ -69,6 +69,10 @@ pub enum Mutant {
     VoidTheNeighbours,
     /// A region in want of room drops records that are not bound.
     RecycleUnbound,
+    /// A new queue pair uses the keys of the first one with its peer.
+    KeepOldKeys,
+    /// Memory for small operations is used again once the device knows of them, not when it is done with them.
+    ReuseHandedOver,
 }
 
 /// Whether this bug is planted.

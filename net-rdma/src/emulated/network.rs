@@ -194,6 +194,7 @@ impl World {
                         && address >= m.remote.address
                         && end.is_some_and(|end| end <= m.remote.address + m.remote.len)
                 });
+                assert!(found.is_some() || !self.behaviour.watch_keys, "a write with a key that opens nothing there");
                 let Some(memory) = found else { return Err(Progress::Refused(Failure::Flushed)) };
                 (memory, (address - peer.memories[memory].remote.address) as usize)
             }

@@ -145,7 +145,20 @@ impl<P: Provider, C: Transport> RdmaTransport<P, C> {
         kept
     }
 
+    /// [`Mutant::KeepOldKeys`](antelog_protocol::mutant::Mutant::KeepOldKeys).
+    #[cfg(feature = "mutants")]
+    fn with_old_keys(&mut self, peer: PeerId, mut setup: Setup) -> Setup {
+        if let Setup::Offer(offer) = &mut setup
+            && antelog_protocol::mutant::planted(antelog_protocol::mutant::Mutant::KeepOldKeys)
+        {
+            offer.regions = self.first_keys.entry(peer).or_insert_with(|| offer.regions.clone()).clone();
+        }
+        setup
+    }
+
     fn on_setup(&mut self, peer: PeerId, setup: Setup) {
+        #[cfg(feature = "mutants")]
+        let setup = self.with_old_keys(peer, setup);
         let patience = self.options.patience;
         let Some(Route::Pair(pair)) = self.routes.get_mut(usize::from(peer.0)) else { return };
         let Some(device) = &mut self.device else { return };
