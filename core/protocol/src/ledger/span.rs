@@ -99,7 +99,9 @@ impl Span {
             }
             return;
         }
-        let concerned = self.mode == WindowMode::Fixed && self.start < failed.lease_end && self.end() > failed.from;
+        // One that voids nothing may lie within a span that goes on behind it.
+        let voids = self.start.max(failed.from) < self.end().min(failed.lease_end);
+        let concerned = self.mode == WindowMode::Fixed && voids;
         if let Some(index) = self.member_index(failed.shard).filter(|_| concerned) {
             let member = &mut self.members[index];
             member.first_lsn = member.first_lsn.min(failed.lsn);

@@ -392,6 +392,30 @@ fn lost() -> Ledger {
 }
 
 #[test]
+fn a_snapshot_with_a_loss_that_voided_nothing_says_the_same() {
+    let mut ledger = Ledger::new(8);
+    members(&mut ledger, 0, 1, 1, 0, &[0]);
+    members(&mut ledger, 1, 1, 1, 0, &[0]);
+    grant(&mut ledger, WindowMode::Fixed, 0, 9, 0, &[member(0, 1, 0), member(1, 1, 0)]);
+    cut(&mut ledger, 1, 0, 0);
+    let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+    let len = encode_view_change(&mut buffer, 1, ShardId(1));
+    assert_eq!(apply(&mut ledger, &buffer[..len]), Ok(Applied::ViewChanged));
+    let failed = Failed { shard: ShardId(1), view: 1, from: Position(18), lease_end: Position(18), lsn: Lsn(9) };
+    assert_eq!(ledger.failed().copied().collect::<Vec<_>>(), [failed]);
+    // The next window has the same members and goes on in the same span.
+    grant(&mut ledger, WindowMode::Fixed, 1, 9, 18, &[member(0, 1, 9), member(1, 1, 9)]);
+    let mut late = Ledger::at(ledger.applied_index(), ledger.history_base(), ledger.view(), 8);
+    ledger.history(&mut buffer, |entry| {
+        late.apply_snapshot(&OrderEntry::decode(entry).unwrap()).unwrap();
+    });
+    for ledger in [&mut ledger, &mut late] {
+        assert_eq!(ledger.position(ShardId(1), Lsn(17)), Some(Position(35)));
+        grant(ledger, WindowMode::Fixed, 2, 9, 36, &[member(0, 1, 18), member(1, 1, 18)]);
+    }
+}
+
+#[test]
 fn a_lost_shard_keeps_what_is_bound_and_goes_on_there_when_it_returns() {
     let (a, b) = (ShardId(0), ShardId(1));
     let mut ledger = lost();
