@@ -14,7 +14,7 @@ use crate::node::gate::OldLog;
 use crate::node::idle::Waker;
 
 /// Bytes before the record in an append.
-pub const APPEND_HEAD_BYTES: usize = 32;
+pub const APPEND_HEAD_BYTES: usize = 40;
 /// Bytes of an answer to an append.
 pub const ANSWER_BYTES: usize = 48;
 /// Bytes before the entry in an order message.
@@ -29,6 +29,8 @@ pub enum ToShard<'a> {
         client: ClientId,
         /// The gate's number of the session's connection, or of its newest attempt to append to this shard.
         connection: u32,
+        /// The epoch in which the shard is served here, as the gate has checked it.
+        epoch: u32,
         /// The session's number for it.
         seq: u64,
         /// The record.
@@ -138,12 +140,13 @@ pub enum ToGate<'a> {
 }
 
 /// The head of an append message; the record follows it.
-pub fn append_head(client: ClientId, connection: u32, seq: u64) -> [u8; APPEND_HEAD_BYTES] {
+pub fn append_head(client: ClientId, connection: u32, epoch: u32, seq: u64) -> [u8; APPEND_HEAD_BYTES] {
     let mut head = [0; APPEND_HEAD_BYTES];
     head[0] = 1;
     head[4..8].copy_from_slice(&connection.to_le_bytes());
     head[8..24].copy_from_slice(&client.0.to_le_bytes());
     head[24..32].copy_from_slice(&seq.to_le_bytes());
+    head[32..36].copy_from_slice(&epoch.to_le_bytes());
     head
 }
 
@@ -204,8 +207,9 @@ pub fn to_shard(bytes: &[u8]) -> ToShard<'_> {
         1 => ToShard::Append {
             client: client_at(bytes, 8),
             connection: u32_at(bytes, 4),
+            epoch: u32_at(bytes, 32),
             seq: u64_at(bytes, 24),
-            record: &bytes[32..],
+            record: &bytes[APPEND_HEAD_BYTES..],
         },
         2 => ToShard::ReadIndex { token: u64_at(bytes, 8) },
         3 => match change_from(u16_at(bytes, 2), u64_at(bytes, 32)) {
@@ -418,8 +422,9 @@ mod tests {
     #[test]
     fn messages_come_back() {
         let client = ClientId(0xFEED_FACE_0123);
-        let append = [&append_head(client, 0xAABB_CCDD, 7)[..], b"xyz"].concat();
-        assert_eq!(to_shard(&append), ToShard::Append { client, connection: 0xAABB_CCDD, seq: 7, record: b"xyz" });
+        let append = [&append_head(client, 0xAABB_CCDD, 5, 7)[..], b"xyz"].concat();
+        let connection = 0xAABB_CCDD;
+        assert_eq!(to_shard(&append), ToShard::Append { client, connection, epoch: 5, seq: 7, record: b"xyz" });
         assert_eq!(to_shard(&read_index(8)), ToShard::ReadIndex { token: 8 });
         let position = Position(99);
         assert_eq!(to_gate(&acknowledged(client, 7, position)), ToGate::Acknowledged { client, seq: 7, position });

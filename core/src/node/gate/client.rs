@@ -512,7 +512,7 @@ fn hand_over(
     if lane.outstanding >= common.config.outstanding_max {
         return Err(None);
     }
-    let head = bus::append_head(session, lane.connection, seq);
+    let head = bus::append_head(session, lane.connection, common.serving[port].unwrap_or(0), seq);
     if common.ports[port].requests.push(&[&head, record]).is_err() {
         common.counters.pushed_back.add(1);
         common.queue_full = Some((port, head.len() + record.len()));

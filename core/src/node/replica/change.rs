@@ -10,7 +10,6 @@ use antelog_protocol::shard::ShardConfig;
 use antelog_protocol::wire::node::{Greeting, NodeMessage, Place};
 use antelog_protocol::{Lsn, ReplicaId};
 
-use super::disk::Past;
 use super::follower::Follower;
 use super::leader::Leader;
 use super::peers::Standing;
@@ -410,8 +409,7 @@ impl<T: Transport> ReplicaAgent<T> {
         self.reached = log.tail();
         let (log, anew) = log.give_up(committed);
         (self.told, self.told_at) = (log.place(), log.at());
-        let past = Past::new(&self.config);
-        self.life = Some(Life::Following(Box::new(Follower::new(&self.config, shard.into_ledger(), log, past))));
+        self.life = Some(Life::Following(Box::new(Follower::of_bound(&self.config, shard.into_ledger(), log))));
         self.cut_disk(anew);
         self.look_at_losses(now_ns);
     }

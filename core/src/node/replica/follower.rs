@@ -20,6 +20,8 @@ pub(super) struct Follower {
     pub(super) log: Verifier,
     /// Below this place everything is bound, and known.
     bound: Place,
+    /// Below this slot everything is bound and stands here, known or not.
+    sure: Lsn,
     past: Past,
     /// The table was taken over from a primary that had appended this far: a log that ends before is not its.
     table_end: Lsn,
@@ -32,7 +34,23 @@ impl Follower {
     /// A follower of the log that begins where `log` does, of which the `past` is not in memory.
     pub(super) fn new(config: &ShardConfig, ledger: Ledger, log: Verifier, past: Past) -> Follower {
         let bound = log.first_place().unwrap_or(log.place());
-        Follower { ledger, log, bound, past, table_end: Lsn(0), no_ops_until: Lsn(0), config: config.clone() }
+        let (sure, table_end, no_ops_until) = (Lsn(0), Lsn(0), Lsn(0));
+        Follower { ledger, log, bound, sure, past, table_end, no_ops_until, config: config.clone() }
+    }
+
+    /// Who led until now, and gave back what was not bound: all that is left is.
+    pub(super) fn of_bound(config: &ShardConfig, ledger: Ledger, log: Verifier) -> Follower {
+        let mut follower = Follower::new(config, ledger, log, Past::new(config));
+        follower.sure = follower.log.lsn();
+        follower
+    }
+
+    /// To be called before the ledger hears of another primary: what is bound by then stands in this log, if it is true.
+    pub(super) fn note_bound(&mut self, log_epoch: u32) {
+        if self.is_true(log_epoch) {
+            let committed = self.ledger.committed_lsn(self.log.shard());
+            self.sure = self.sure.max(committed.min(self.log.lsn()));
+        }
     }
 
     /// Whether what is bound now is what this log holds, which is a copy of that of the primary of `log_epoch`: of slots
@@ -93,6 +111,7 @@ impl Follower {
                 self.bound = place;
             }
         }
+        self.sure = self.sure.min(self.bound.lsn);
         let has_gaps = own.is_some() && self.past.has_gaps;
         self.forget_sessions();
         self.past.has_gaps = has_gaps;
@@ -120,6 +139,7 @@ impl Follower {
     pub(super) fn conform(&mut self, end: Place) -> Place {
         if self.log.at() > end.at_bytes {
             self.log.rewind(end);
+            self.sure = self.sure.min(end.lsn);
         }
         if self.bound.at_bytes > self.log.at() || end.lsn < self.table_end {
             // The table knows of records that are lost: it is made again of what there is.
@@ -132,7 +152,7 @@ impl Follower {
     /// Gives back all that is not bound, from this slot on, or not known to be. A log without the last bound slots says so
     /// by where it ends.
     pub(super) fn keep_below(&mut self, committed: Lsn, log_epoch: u32) {
-        let committed = if self.is_true(log_epoch) { committed } else { committed.min(self.bound.lsn) };
+        let committed = if self.is_true(log_epoch) { committed } else { committed.min(self.bound.lsn.max(self.sure)) };
         let Some(place) = self.log.place_before(committed) else { return };
         let cut = self.log.entry(place).filter(|(h, behind)| h.kind == EntryKind::NoOps && behind.lsn > committed);
         self.conform(place);
@@ -142,6 +162,7 @@ impl Follower {
     /// A ledger made from a snapshot takes the place of this one's. If the shard was lost meanwhile, what is void is
     /// given back of a log from before.
     pub(super) fn follow_anew(&mut self, ledger: Ledger, is_past: bool, log_epoch: u32) {
+        self.note_bound(log_epoch);
         let known = std::mem::replace(&mut self.ledger, ledger);
         let shard = self.log.shard();
         let lost = self.ledger.failed().find(|f| f.shard == shard && f.view > known.view()).map(|failed| failed.lsn);
@@ -207,7 +228,12 @@ impl Follower {
 
 #[cfg(test)]
 mod tests {
-    use antelog_protocol::{Beat, ReplicaId, ShardId};
+    use antelog_protocol::ledger::grant_head;
+    use antelog_protocol::wire::order::{
+        ORDER_ENTRY_BYTES_MAX, OrderEntry, ShardChangeHead, encode_cut, encode_grant, encode_shard_change,
+        encode_view_change,
+    };
+    use antelog_protocol::{Beat, CutPoint, Member, Position, ReplicaId, ShardId, WindowMode};
 
     use super::*;
     use crate::log::{REGION_BYTES_MIN, Retention};
@@ -253,5 +279,45 @@ mod tests {
         // A place that it does not have: nothing of its own log counts.
         follower.start(end);
         assert_eq!((follower.log.head(), follower.log.lsn()), (end.at_bytes, Lsn(10)));
+    }
+
+    fn tell(ledger: &mut Ledger, write: impl Fn(&mut [u8]) -> usize) {
+        let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+        let len = write(&mut buffer);
+        let index = ledger.applied_index() + 1;
+        ledger.apply(index, &OrderEntry::decode(&buffer[..len]).unwrap()).unwrap();
+    }
+
+    fn lead(ledger: &mut Ledger, change: u32, epoch: u32, number: u16) {
+        let head = ShardChangeHead { view: 0, shard: ShardId(0), change, epoch, primary: number, since_failure: 0 };
+        tell(ledger, |buffer| encode_shard_change(buffer, head, &[ReplicaId { number, incarnation: 5 }]));
+    }
+
+    /// Ten slots are granted and eight of them bound, in epoch 1; then another leads, and then the shard is lost.
+    #[test]
+    fn whoever_hears_of_another_primary_and_of_a_loss_at_once_keeps_what_was_bound() {
+        let mut follower = follower();
+        let (quota, first_lsn, open) = (1, Lsn(0), true);
+        let head = grant_head(0, WindowMode::Fixed, 0, 10, Position(0));
+        let ledger = &mut follower.ledger;
+        lead(ledger, 1, 1, 1);
+        tell(ledger, |b| encode_grant(b, head, &[Member { shard: ShardId(0), quota, first_lsn, open }]));
+        tell(ledger, |b| encode_cut(b, 0, CutPoint { window: 0, cut: 8, prefix: 0 }));
+        // Nothing of this is known yet: sessions are learned a few entries at a time.
+        follower.bound = follower.log.first_place().unwrap();
+        follower.note_bound(1);
+        lead(&mut follower.ledger, 2, 2, 0);
+        follower.note_bound(1);
+        tell(&mut follower.ledger, |b| encode_view_change(b, 1, ShardId(0)));
+        let committed = follower.ledger.committed_lsn(ShardId(0));
+        follower.keep_below(committed, 1);
+        assert_eq!((committed, follower.log.lsn()), (Lsn(8), Lsn(8)));
+        // What is bound under the other primary is not what this log holds.
+        let mut follower = self::follower();
+        follower.bound = follower.log.first_place().unwrap();
+        lead(&mut follower.ledger, 1, 2, 0);
+        follower.note_bound(1);
+        follower.keep_below(Lsn(8), 1);
+        assert_eq!(follower.log.lsn(), Lsn(0));
     }
 }

@@ -299,8 +299,10 @@ impl<T: Transport> ReplicaAgent<T> {
                     };
                     bus::tell(&mut self.gate.answers, &[&bus::outcome_is(asker, token, outcome, next_seq)]);
                 }
-                ToShard::Append { client, connection, seq, record } => {
-                    let Some(Life::Leading(leader)) = &mut self.life else {
+                ToShard::Append { client, connection, epoch, seq, record } => {
+                    // What was meant for an earlier epoch may be in the log, or lost with it: its session has to ask.
+                    let (own, life) = (self.epoch, &mut self.life);
+                    let Some(Life::Leading(leader)) = life.as_mut().filter(|_| epoch == own) else {
                         let refused = bus::refused(client, connection, seq, Refusal::NotHere);
                         bus::tell(&mut self.gate.answers, &[&refused]);
                         self.gate.requests.consume();

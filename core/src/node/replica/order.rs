@@ -88,7 +88,12 @@ impl<T: Transport> ReplicaAgent<T> {
                     Some(Life::Leading(leader)) => {
                         leader.on_order_entry(now_ns, index, &decoded, &mut self.gate.answers)
                     }
-                    Some(Life::Following(f) | Life::Fencing(f, _)) => f.ledger.apply(index, &decoded),
+                    Some(Life::Following(f) | Life::Fencing(f, _)) => {
+                        if matches!(decoded, OrderEntry::ShardChange(_)) {
+                            f.note_bound(self.log_epoch);
+                        }
+                        f.ledger.apply(index, &decoded)
+                    }
                     None => unreachable!("a replica is told something while it changes"),
                 };
                 let applied = applied.unwrap_or_else(|contradiction| panic!("{}: {contradiction}", self.name));
