@@ -3,7 +3,8 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use antelog::{Client, ClientOptions, Event, OnUnavailable, Position, Scope, ShardId, Slot, SubscribeOptions};
@@ -99,6 +100,24 @@ impl Cluster {
         self.folder.0.join("data").join(format!("node-{node}")).join("log")
     }
 
+    /// Turns a byte around in a replica's file where a record is, or what is so many bytes before it; twice, it is as it
+    /// was. Returns the file.
+    fn rot(&self, node: u16, record: &[u8], before: u64) -> PathBuf {
+        let files = std::fs::read_dir(self.log_of(node)).unwrap().map(|file| file.unwrap().path());
+        let (path, at) = files
+            .filter(|path| path.extension().is_some_and(|of| of == "log"))
+            // The number in front of the noise is the same everywhere, and longer than the byte that changes.
+            .find_map(|path| Some((find(&std::fs::read(&path).unwrap(), &record[..12])?, path)))
+            .map(|(at, path)| (path, at as u64 + 14 - before))
+            .unwrap();
+        let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[!byte[0]], at).unwrap();
+        file.sync_all().unwrap();
+        path
+    }
+
     /// The addresses at which clients are served.
     fn addresses(&self) -> Vec<String> {
         let text = std::fs::read_to_string(&self.config).unwrap();
@@ -118,6 +137,10 @@ fn record(name: &str, number: u64) -> Vec<u8> {
     let mut record = format!("{name}-{number}-").into_bytes();
     record.extend(noise(200 + (number % 13) as usize * 100, number + 1));
     record
+}
+
+fn find(bytes: &[u8], text: &[u8]) -> Option<usize> {
+    bytes.windows(text.len()).position(|window| window == text)
 }
 
 fn end(writers: Vec<Writer>) -> Landed {
@@ -258,6 +281,123 @@ fn a_replica_without_its_disk_is_given_the_whole_log_and_serves_it() {
     assert_eq!(check(&cluster.addresses(), &landed), 0, "everything is available");
 }
 
+/// Four thousand records for each shard, several times what a region holds; some old ones of shard 0.
+fn grown(cluster: &Cluster) -> (Landed, Landed) {
+    let writers = cluster.writers("old");
+    writers.iter().for_each(|w| w.goes_on(4000));
+    let landed = end(writers);
+    let is_old = |n: u64| [record("old0", n), record("old0", n + 1)];
+    let old: Vec<Vec<u8>> = [1001, 1402, 1905].into_iter().flat_map(is_old).collect();
+    let old = landed.iter().filter(|(record, _)| old.contains(record)).cloned().collect();
+    (landed, old)
+}
+
+fn reads(cluster: &Cluster, position: Position) -> Slot {
+    let client = Client::connect(ClientOptions::new(cluster.addresses())).unwrap();
+    client.read(position, PATIENCE).unwrap()
+}
+
+fn holds(slot: &Slot, record: &[u8]) -> bool {
+    matches!(slot, Slot::Record(found) if found[..] == *record)
+}
+
+#[test]
+fn what_a_disk_has_lost_is_fetched_from_the_other_replica_and_written_in_place() {
+    let mut cluster = Cluster::start("restart-rot", "replicated");
+    let (landed, old) = grown(&cluster);
+    cluster.is_member(2);
+    let spoil = |cluster: &Cluster, node: u16| -> Vec<(PathBuf, Vec<u8>)> {
+        let spoilt = old.iter().zip([0, 14 + 40, 0, 0, 14 + 64, 0]).map(|((record, _), before)| {
+            let path = cluster.rot(node, record, before);
+            cluster.rot(node, record, before);
+            let whole = std::fs::read(&path).unwrap();
+            assert_eq!(cluster.rot(node, record, before), path);
+            (path, whole)
+        });
+        // Several may be in one file: the first one's copy is whole.
+        let mut all: Vec<(PathBuf, Vec<u8>)> = Vec::new();
+        for (path, whole) in spoilt {
+            if all.iter().all(|(known, _)| *known != path) {
+                all.push((path, whole));
+            }
+        }
+        all
+    };
+    let healed =
+        |files: &[(PathBuf, Vec<u8>)]| files.iter().all(|(path, whole)| std::fs::read(path).unwrap() == *whole);
+    // The primary's, met by reads, and by a stream.
+    let files = spoil(&cluster, 1);
+    assert!(!healed(&files));
+    for (record, position) in &old {
+        let slot = reads(&cluster, *position);
+        assert!(holds(&slot, record), "{slot:?} at {position}");
+    }
+    assert!(healed(&files), "the bytes on disk are as they were");
+    cluster.servers[&1].complains("of replica 1 were written in place");
+    let files = spoil(&cluster, 1);
+    assert_eq!(check(&cluster.addresses(), &landed), 0, "the stream goes on");
+    assert!(healed(&files));
+    // That of a backup which leads now, and has nobody to ask.
+    cluster.kill(&[1]);
+    cluster.serves();
+    let (record, position) = &old[2];
+    cluster.rot(2, record, 0);
+    let slot = reads(&cluster, *position);
+    assert!(matches!(slot, Slot::Unavailable), "{slot:?}");
+    cluster.servers[&2].complains("no other replica has them now");
+    cluster.rot(2, record, 0);
+    cluster.start_nodes(&[1]);
+    cluster.is_member(1);
+    let files = spoil(&cluster, 2);
+    for (record, position) in &old {
+        let slot = reads(&cluster, *position);
+        assert!(holds(&slot, record), "{slot:?} at {position}");
+    }
+    assert!(healed(&files));
+    cluster.servers[&2].complains("of replica 0 were written in place");
+    // Nobody has it any more, until somebody mends one of them.
+    let (first, second) = (cluster.rot(1, record, 0), cluster.rot(2, record, 0));
+    let (spoilt, same) = (std::fs::read(&first).unwrap(), std::fs::read(&second).unwrap());
+    let slot = reads(&cluster, *position);
+    assert!(matches!(slot, Slot::Unavailable), "{slot:?}");
+    assert!(std::fs::read(&first).unwrap() == spoilt && std::fs::read(&second).unwrap() == same);
+    cluster.rot(1, record, 0);
+    assert!(holds(&reads(&cluster, *position), record));
+    assert!(find(&std::fs::read(&second).unwrap(), record).is_some());
+}
+
+#[test]
+fn a_replica_is_never_given_what_a_disk_has_lost() {
+    let mut cluster = Cluster::start("restart-rot-joins", "replicated");
+    let (landed, old) = grown(&cluster);
+    cluster.kill(&[2]);
+    std::fs::remove_dir_all(cluster.log_of(2)).unwrap();
+    cluster.rot(1, &old[2].0, 0);
+    cluster.start_nodes(&[2]);
+    // It joins when the disk is mended, and has met nothing bad until then.
+    let told = cluster.servers[&1].complains("replica 1 cannot be given the log");
+    assert!(told.contains("is damaged at offset") && told.contains("it is tried again"), "{told}");
+    cluster.rot(1, &old[2].0, 0);
+    cluster.is_member(2);
+    cluster.kill(&[1]);
+    assert_eq!(check(&cluster.addresses(), &landed), 0, "everything is available");
+}
+
+#[test]
+fn rot_that_is_found_at_the_start_is_refused_and_an_empty_directory_is_given_the_log_anew() {
+    let mut cluster = Cluster::start("restart-rot-start", "flushed");
+    let (landed, old) = grown(&cluster);
+    cluster.kill(&[2]);
+    cluster.rot(2, &old[0].0, 0);
+    let error = bad(&["node", "--config", &cluster.config, "--id", "2"], b"");
+    assert!(error.contains("is damaged at offset") && error.contains("empty the directory, and another"), "{error}");
+    std::fs::remove_dir_all(cluster.log_of(2)).unwrap();
+    cluster.start_nodes(&[2]);
+    cluster.is_member(2);
+    cluster.kill(&[1]);
+    assert_eq!(check(&cluster.addresses(), &landed), 0, "everything is available");
+}
+
 fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
@@ -349,6 +489,15 @@ fn a_full_disk_refuses_appends_loses_nothing_and_goes_on_when_there_is_room() {
         cluster.servers[&2].complains("the disk is full: the shard refuses appends");
         assert!(landed.len() > 1000, "{} records fit", landed.len());
         assert_eq!(check(&cluster.addresses(), &landed), 0, "reads go on");
+        // Whoever has no room left leads all the same, and follows again.
+        cluster.kill(&[1]);
+        assert_eq!(check(&cluster.addresses(), &landed), 0, "node 2 leads");
+        cluster.start_nodes(&[1]);
+        cluster.is_member(1);
+        cluster.kill(&[2]);
+        cluster.start_nodes(&[2]);
+        cluster.is_member(2);
+        cluster.servers[&2].complains("the disk is full: the shard refuses appends");
         disk.resize(64 << 20);
         landed.extend(cluster.serves());
         cluster.servers[&2].complains("the disk has room again");

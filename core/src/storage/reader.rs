@@ -103,13 +103,9 @@ impl fmt::Display for ReadError {
         match self {
             ReadError::Trimmed { first } => write!(f, "trimmed: the log on disk begins at slot {}", first.lsn),
             ReadError::Beyond { written } => write!(f, "not on disk yet, which holds the log up to offset {written}"),
-            ReadError::Damaged { segment, before, .. } => write!(
-                f,
-                "segment {} is damaged at offset {}, slot {}: fetch the range from another replica",
-                Name::Segment(*segment),
-                before.at,
-                before.lsn
-            ),
+            ReadError::Damaged { segment, before, .. } => {
+                write!(f, "segment {} is damaged at offset {}, slot {}", Name::Segment(*segment), before.at, before.lsn)
+            }
             ReadError::TooLong { bytes } => write!(f, "the entry of {bytes} bytes does not fit the reader's buffer"),
             ReadError::Failed { errno } => {
                 write!(f, "cannot read the log on disk: {}", io::Error::from_raw_os_error(*errno))

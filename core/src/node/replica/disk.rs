@@ -18,8 +18,8 @@ use crate::node::agent::leave;
 use crate::node::mailbox::{Mailbox, mailbox};
 pub(super) use crate::storage::entry_bytes;
 use crate::storage::{
-    Condition, Damage, Disk, Keep, LogStore, Mark, OldEntries, OldEntriesThread, Owner, Reader, Request, Rot, Store,
-    StoreConfig, StoreError, Verify,
+    AFTER_DAMAGE, Condition, Damage, Disk, Keep, LogStore, Mark, OldEntries, OldEntriesThread, Owner, Reader, Request,
+    Rot, Store, StoreConfig, StoreError, Verify,
 };
 
 /// Segments are a quarter of the region, at most this many bytes.
@@ -194,7 +194,7 @@ pub fn open<D: Disk + Send + 'static>(
     let (mut store, found) = LogStore::open(disk, &store_config, region).map_err(text)?;
     let place = store.disk().place();
     if !log.resume(found.in_region.into(), found.end.at) {
-        return Err(format!("{place}: the log's newest entries are not as they were verified: repair the disk"));
+        return Err(format!("{place}: the log's newest entries are not as they were verified: {AFTER_DAMAGE}"));
     }
     let mut memory = Memory::decode(&store.identity().note);
     // What counted was in memory, of which a sudden end may have lost the newest.
@@ -219,7 +219,7 @@ pub fn open<D: Disk + Send + 'static>(
         past.duplicates.restore(*client, *next_seq, *last_lsn);
     }
     let until = found.in_region.lsn;
-    scan(&mut reader, &mut past, found.first, until).map_err(|why| format!("{place}: {why}"))?;
+    scan(&mut reader, &mut past, found.first, until).map_err(|why| format!("{place}: {why}: {AFTER_DAMAGE}"))?;
     let answers_bytes = (4 * buffer_bytes).next_power_of_two();
     let (rot_mail, rot) = mailbox(waker.clone());
     let rot_mail = Some(rot_mail);
