@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use antelog::{Client, ClientOptions, Event, OnUnavailable, Position, Scope, ShardId, Slot, SubscribeOptions};
 use common::writer::{Landed, Writer};
-use common::{Folder, PATIENCE, Server, bad, cluster_file, noise};
+use common::{Folder, PATIENCE, Server, Tmpfs, bad, cluster_file, noise};
 
 /// A region of 1 MiB: a few thousand records do not fit. Silence is put up with for as long as a busy disk may take to sync
 /// what a fence asks for, a few times over.
@@ -101,21 +101,29 @@ impl Cluster {
     }
 
     /// Turns a byte around in a replica's file where a record is, or what is so many bytes before it; twice, it is as it
-    /// was. Returns the file.
-    fn rot(&self, node: u16, record: &[u8], before: u64) -> PathBuf {
-        let files = std::fs::read_dir(self.log_of(node)).unwrap().map(|file| file.unwrap().path());
-        let (path, at) = files
-            .filter(|path| path.extension().is_some_and(|of| of == "log"))
-            // The number in front of the noise is the same everywhere, and longer than the byte that changes.
-            .find_map(|path| Some((find(&std::fs::read(&path).unwrap(), &record[..12])?, path)))
-            .map(|(at, path)| (path, at as u64 + 14 - before))
-            .unwrap();
+    /// was.
+    fn rot(&self, node: u16, record: &[u8], before: u64) {
+        // The number in front of the noise stays as it is.
+        let place = |path: PathBuf| Some((find(&std::fs::read(&path).unwrap(), &record[..12])?, path));
+        let (found, path) = self.segments(node).into_iter().find_map(place).unwrap();
+        let at = found as u64 + 14 - before;
         let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
         let mut byte = [0];
         file.read_exact_at(&mut byte, at).unwrap();
         file.write_all_at(&[!byte[0]], at).unwrap();
         file.sync_all().unwrap();
-        path
+    }
+
+    fn segments(&self, node: u16) -> Vec<PathBuf> {
+        let files = std::fs::read_dir(self.log_of(node)).unwrap().map(|file| file.unwrap().path());
+        let mut files: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|of| of == "log")).collect();
+        files.sort();
+        files
+    }
+
+    /// What the eight oldest segment files hold.
+    fn oldest(&self, node: u16) -> Vec<Vec<u8>> {
+        self.segments(node).iter().take(8).map(|path| std::fs::read(path).unwrap()).collect()
     }
 
     /// The addresses at which clients are served.
@@ -293,8 +301,7 @@ fn grown(cluster: &Cluster) -> (Landed, Landed) {
 }
 
 fn reads(cluster: &Cluster, position: Position) -> Slot {
-    let client = Client::connect(ClientOptions::new(cluster.addresses())).unwrap();
-    client.read(position, PATIENCE).unwrap()
+    Client::connect(ClientOptions::new(cluster.addresses())).unwrap().read(position, PATIENCE).unwrap()
 }
 
 fn holds(slot: &Slot, record: &[u8]) -> bool {
@@ -306,37 +313,25 @@ fn what_a_disk_has_lost_is_fetched_from_the_other_replica_and_written_in_place()
     let mut cluster = Cluster::start("restart-rot", "replicated");
     let (landed, old) = grown(&cluster);
     cluster.is_member(2);
-    let spoil = |cluster: &Cluster, node: u16| -> Vec<(PathBuf, Vec<u8>)> {
-        let spoilt = old.iter().zip([0, 14 + 40, 0, 0, 14 + 64, 0]).map(|((record, _), before)| {
-            let path = cluster.rot(node, record, before);
-            cluster.rot(node, record, before);
-            let whole = std::fs::read(&path).unwrap();
-            assert_eq!(cluster.rot(node, record, before), path);
-            (path, whole)
-        });
-        // Several may be in one file: the first one's copy is whole.
-        let mut all: Vec<(PathBuf, Vec<u8>)> = Vec::new();
-        for (path, whole) in spoilt {
-            if all.iter().all(|(known, _)| *known != path) {
-                all.push((path, whole));
-            }
-        }
-        all
+    let spoil = |cluster: &Cluster, node: u16| {
+        let whole = cluster.oldest(node);
+        // What a record holds, or its header, or where its header begins.
+        let spoilt = old.iter().zip([0, 14 + 40, 0, 0, 14 + 64, 0]);
+        spoilt.for_each(|((record, _), before)| cluster.rot(node, record, before));
+        assert!(cluster.oldest(node) != whole);
+        whole
     };
-    let healed =
-        |files: &[(PathBuf, Vec<u8>)]| files.iter().all(|(path, whole)| std::fs::read(path).unwrap() == *whole);
     // The primary's, met by reads, and by a stream.
-    let files = spoil(&cluster, 1);
-    assert!(!healed(&files));
+    let whole = spoil(&cluster, 1);
     for (record, position) in &old {
         let slot = reads(&cluster, *position);
         assert!(holds(&slot, record), "{slot:?} at {position}");
     }
-    assert!(healed(&files), "the bytes on disk are as they were");
+    assert!(cluster.oldest(1) == whole, "the bytes on disk are as they were");
     cluster.servers[&1].complains("of replica 1 were written in place");
-    let files = spoil(&cluster, 1);
+    spoil(&cluster, 1);
     assert_eq!(check(&cluster.addresses(), &landed), 0, "the stream goes on");
-    assert!(healed(&files));
+    assert!(cluster.oldest(1) == whole);
     // That of a backup which leads now, and has nobody to ask.
     cluster.kill(&[1]);
     cluster.serves();
@@ -348,22 +343,22 @@ fn what_a_disk_has_lost_is_fetched_from_the_other_replica_and_written_in_place()
     cluster.rot(2, record, 0);
     cluster.start_nodes(&[1]);
     cluster.is_member(1);
-    let files = spoil(&cluster, 2);
+    let whole = spoil(&cluster, 2);
     for (record, position) in &old {
         let slot = reads(&cluster, *position);
         assert!(holds(&slot, record), "{slot:?} at {position}");
     }
-    assert!(healed(&files));
+    assert!(cluster.oldest(2) == whole);
     cluster.servers[&2].complains("of replica 0 were written in place");
     // Nobody has it any more, until somebody mends one of them.
-    let (first, second) = (cluster.rot(1, record, 0), cluster.rot(2, record, 0));
-    let (spoilt, same) = (std::fs::read(&first).unwrap(), std::fs::read(&second).unwrap());
+    cluster.rot(1, record, 0);
+    cluster.rot(2, record, 0);
+    let spoilt = [cluster.oldest(1), cluster.oldest(2)];
     let slot = reads(&cluster, *position);
     assert!(matches!(slot, Slot::Unavailable), "{slot:?}");
-    assert!(std::fs::read(&first).unwrap() == spoilt && std::fs::read(&second).unwrap() == same);
+    assert!([cluster.oldest(1), cluster.oldest(2)] == spoilt);
     cluster.rot(1, record, 0);
-    assert!(holds(&reads(&cluster, *position), record));
-    assert!(find(&std::fs::read(&second).unwrap(), record).is_some());
+    assert!(holds(&reads(&cluster, *position), record) && cluster.oldest(2) == whole);
 }
 
 #[test]
@@ -375,11 +370,49 @@ fn a_replica_is_never_given_what_a_disk_has_lost() {
     cluster.rot(1, &old[2].0, 0);
     cluster.start_nodes(&[2]);
     // It joins when the disk is mended, and has met nothing bad until then.
-    let told = cluster.servers[&1].complains("replica 1 cannot be given the log");
-    assert!(told.contains("is damaged at offset") && told.contains("it is tried again"), "{told}");
+    cluster.servers[&1].complains("replica 1 cannot be given the log: segment ");
     cluster.rot(1, &old[2].0, 0);
     cluster.is_member(2);
     cluster.kill(&[1]);
+    assert_eq!(check(&cluster.addresses(), &landed), 0, "everything is available");
+}
+
+#[test]
+fn whoever_lacks_what_nobody_has_any_more_begins_behind_it_when_it_is_trimmed() {
+    let mut cluster = Cluster::start("restart-rot-trim", "replicated");
+    let (landed, old) = grown(&cluster);
+    cluster.kill(&[2]);
+    std::fs::remove_dir_all(cluster.log_of(2)).unwrap();
+    cluster.rot(1, &old[2].0, 0);
+    cluster.start_nodes(&[2]);
+    cluster.servers[&1].complains("replica 1 cannot be given the log: segment ");
+    let upto = Position(landed.iter().map(|(_, position)| position.0).max().unwrap() - 100);
+    Client::connect(ClientOptions::new(cluster.addresses())).unwrap().trim(upto, PATIENCE).unwrap();
+    cluster.is_member(2);
+    cluster.kill(&[1]);
+    for (record, position) in landed.iter().filter(|(_, position)| *position >= upto) {
+        assert!(holds(&reads(&cluster, *position), record), "at {position}");
+    }
+}
+
+#[test]
+fn what_a_joiner_lacks_and_the_primary_has_lost_is_fetched_from_a_third_replica() {
+    let ports = common::free_ports(2, "127.0.0.1");
+    let third = format!(
+        "[[node]]\nid = 5\nrole = \"backup\"\nshard = 0\nlisten = \"127.0.0.1:{}\"\nclients = \"127.0.0.1:{}\"\n",
+        ports[0], ports[1]
+    );
+    let mut cluster = Cluster::start_with("restart-rot-third", &third, None);
+    cluster.start_nodes(&[5]);
+    let (landed, old) = grown(&cluster);
+    cluster.is_member(5);
+    cluster.kill(&[2]);
+    std::fs::remove_dir_all(cluster.log_of(2)).unwrap();
+    cluster.rot(1, &old[2].0, 0);
+    cluster.start_nodes(&[2]);
+    cluster.is_member(2);
+    cluster.servers[&1].complains("of replica 1 were written in place");
+    cluster.kill(&[1, 5]);
     assert_eq!(check(&cluster.addresses(), &landed), 0, "everything is available");
 }
 
@@ -441,31 +474,6 @@ fn a_log_of_another_order_is_refused_in_one_line() {
     started[1].complains("the sequencers begin an order log without it");
 }
 
-/// A file system in memory, for root.
-struct Tmpfs(Folder);
-
-impl Tmpfs {
-    fn mount(name: &str, bytes: u64) -> Option<Tmpfs> {
-        let folder = Folder::new(name);
-        let options = format!("size={bytes}");
-        let mut mount = std::process::Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(&folder.0);
-        mount.output().is_ok_and(|done| done.status.success()).then_some(Tmpfs(folder))
-    }
-
-    fn resize(&self, bytes: u64) {
-        let mut mount = std::process::Command::new("mount");
-        mount.args(["-o", &format!("remount,size={bytes}")]).arg(&self.0.0);
-        assert!(mount.output().unwrap().status.success());
-    }
-}
-
-impl Drop for Tmpfs {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("umount").arg(&self.0.0).status();
-    }
-}
-
 #[test]
 fn a_full_disk_refuses_appends_loses_nothing_and_goes_on_when_there_is_room() {
     for durability in ["replicated", "flushed"] {
@@ -489,7 +497,9 @@ fn a_full_disk_refuses_appends_loses_nothing_and_goes_on_when_there_is_room() {
         cluster.servers[&2].complains("the disk is full: the shard refuses appends");
         assert!(landed.len() > 1000, "{} records fit", landed.len());
         assert_eq!(check(&cluster.addresses(), &landed), 0, "reads go on");
-        // Whoever has no room left leads all the same, and follows again.
+        // Whoever has no room left at all leads all the same, and follows again.
+        let brim = std::fs::File::create(disk.0.0.join("brim")).unwrap();
+        (0..).take_while(|at| brim.write_all_at(&[1; 4096], at * 4096).is_ok()).for_each(drop);
         cluster.kill(&[1]);
         assert_eq!(check(&cluster.addresses(), &landed), 0, "node 2 leads");
         cluster.start_nodes(&[1]);

@@ -103,7 +103,7 @@ enum SaveStep {
 }
 
 /// The identity on its way to the disk: a new file that replaces the old one, which stays and is written over the next time.
-/// So a full disk has room for it. See "Full" in DESIGN.md.
+/// So a full disk has room for it. See "The identity" in DESIGN.md.
 #[derive(Debug)]
 pub(super) struct Saving {
     step: Option<SaveStep>,

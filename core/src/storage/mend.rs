@@ -15,8 +15,8 @@ pub enum Rot {
         before: Mark,
         /// No more than this is wanted, an absolute offset.
         until: u64,
-        /// Takes whole entries from there on as another replica has them, or the word that nobody has.
-        answer: MailSender<Option<Vec<u8>>>,
+        /// Takes whole entries from there on as another replica has them, and its number, or the word that nobody has.
+        answer: MailSender<Option<(u16, Vec<u8>)>>,
     },
     /// Entries were written in place, durably.
     Repaired {
@@ -24,6 +24,8 @@ pub enum Rot {
         before: Mark,
         /// How many bytes.
         bytes: usize,
+        /// Whose they are.
+        giver: u16,
     },
     /// What was given could not be written in place.
     NotRepaired {

@@ -102,8 +102,8 @@ struct Loop<D: Disk> {
 /// Has rotten entries replaced before a request is answered that met them.
 struct Mender {
     rot: Option<MailSender<Rot>>,
-    answer: MailSender<Option<Vec<u8>>>,
-    given: Mailbox<Option<Vec<u8>>>,
+    answer: MailSender<Option<(u16, Vec<u8>)>>,
+    given: Mailbox<Option<(u16, Vec<u8>)>>,
     /// The request that waits, and what it met.
     wanted: Option<(u64, ReadError)>,
     /// The request that is at work was mended up to here: what is rotten before is so again.
@@ -134,12 +134,12 @@ impl Mender {
         let (token, error) = self.wanted?;
         let given = self.given.take()?;
         self.wanted = None;
-        let (Some(bytes), ReadError::Damaged { before, .. }, Some(rot)) = (given, error, &self.rot) else {
+        let (Some((giver, bytes)), ReadError::Damaged { before, .. }, Some(rot)) = (given, error, &self.rot) else {
             return Some(Err((token, error)));
         };
         Some(match reader.repair(before, &bytes) {
             Ok(()) => {
-                rot.send(Rot::Repaired { before, bytes: bytes.len() });
+                rot.send(Rot::Repaired { before, bytes: bytes.len(), giver });
                 self.reached = before.at + bytes.len() as u64;
                 Ok(())
             }

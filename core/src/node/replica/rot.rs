@@ -1,7 +1,8 @@
 //! Entries that the disk has lost: fetched from another replica of the shard, and given to others that have lost them.
 //!
-//! A reader's thread that meets rot waits, with whoever asked it; this replica asks the others for what is missing, one after
-//! the other, and hands on what one of them has. The thread verifies that and writes it in place.
+//! A reader's thread that meets rot waits, with whoever asked it; this replica asks the others for what is missing, one
+//! after the other, and hands on what one of them has. The thread verifies that and writes it in place. See "Rot" in
+//! DESIGN.md.
 
 use std::collections::VecDeque;
 
@@ -25,7 +26,7 @@ const PIECE_BYTES: usize = SEND_BYTES_MAX - FETCHED_HEAD_BYTES;
 struct Wanted {
     before: Mark,
     until: u64,
-    answer: MailSender<Option<Vec<u8>>>,
+    answer: MailSender<Option<(u16, Vec<u8>)>>,
     /// Replicas that were asked, by their bits.
     asked: u8,
     /// The one that has not answered, and until when it may.
@@ -65,8 +66,6 @@ enum State {
 pub(super) struct Repairs {
     rot: Option<Mailbox<Rot>>,
     wanted: Option<Wanted>,
-    /// The replica that gave what a reader's thread has now.
-    giver: u16,
     /// Slot of the last entry that nobody had: the operator knows of it.
     told: Option<Lsn>,
     questions: VecDeque<Question>,
@@ -113,8 +112,7 @@ impl Repairs {
         if left == 0
             && let Some(Wanted { answer, bytes, from: Some((number, _)), .. }) = self.wanted.take()
         {
-            self.giver = number;
-            answer.send(Some(bytes));
+            answer.send(Some((number, bytes)));
         }
     }
 
@@ -181,10 +179,9 @@ impl<T: Transport> ReplicaAgent<T> {
                 let wanted = Wanted { before, until, answer, asked: 0, from: None, ends_ns, bytes: Vec::new() };
                 self.repairs.wanted = Some(wanted);
             }
-            Rot::Repaired { before: Mark { at, lsn, .. }, bytes } => {
+            Rot::Repaired { before: Mark { at, lsn, .. }, bytes, giver } => {
                 self.counters.rot_repaired.add(1);
                 self.repairs.told = None;
-                let giver = self.repairs.giver;
                 self.warn(format!(
                     "the disk had lost entries at offset {at}, slot {lsn}: {bytes} bytes of replica {giver} were written in \
                      place"

@@ -328,9 +328,9 @@ fn a_readers_thread_asks_for_what_the_disk_has_lost_and_writes_it_in_place() {
                     found += 1;
                     assert!(hit.contains(&before) && until > before.at, "{before:?}");
                     let end = scribe.before_at(before.at + 10_000).at;
-                    answer.send(helps.then(|| scribe.slice(before.at, end.max(hit[1].at)).to_vec()));
+                    answer.send(helps.then(|| (4, scribe.slice(before.at, end.max(hit[1].at)).to_vec())));
                 }
-                Some(Rot::Repaired { before, bytes }) => {
+                Some(Rot::Repaired { before, bytes, giver: 4 }) => {
                     repaired += 1;
                     assert!(hit.contains(&before) && bytes > 0);
                 }
