@@ -450,7 +450,8 @@ impl<D: Disk> Reader<D> {
         }
     }
 
-    /// The answer that goes from `begins` to `ends`; a pad's skipped bytes may lie outside of the buffer, but not of a range.
+    /// The answer that goes from `begins` to `ends`; a pad's skipped bytes may lie outside of the buffer, but not of a
+    /// range.
     fn whole(&self, work: &Work, begins: Mark, ends: Mark) -> Next {
         if ends.at == begins.at {
             return Next::Answer(Answer { token: work.token, begins, offset: 0, len: 0 });
