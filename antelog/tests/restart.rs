@@ -3,12 +3,13 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use antelog::{Client, ClientOptions, Event, OnUnavailable, Position, Scope, ShardId, Slot, SubscribeOptions};
 use common::writer::{Landed, Writer};
-use common::{Folder, PATIENCE, Server, bad, cluster_file, noise};
+use common::{Folder, PATIENCE, Server, Tmpfs, bad, cluster_file, noise};
 
 /// A region of 1 MiB: a few thousand records do not fit. Silence is put up with for as long as a busy disk may take to sync
 /// what a fence asks for, a few times over.
@@ -99,6 +100,32 @@ impl Cluster {
         self.folder.0.join("data").join(format!("node-{node}")).join("log")
     }
 
+    /// Turns a byte around in a replica's file where a record is, or what is so many bytes before it; twice, it is as it
+    /// was.
+    fn rot(&self, node: u16, record: &[u8], before: u64) {
+        // The number in front of the noise stays as it is.
+        let place = |path: PathBuf| Some((find(&std::fs::read(&path).unwrap(), &record[..12])?, path));
+        let (found, path) = self.segments(node).into_iter().find_map(place).unwrap();
+        let at = found as u64 + 14 - before;
+        let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[!byte[0]], at).unwrap();
+        file.sync_all().unwrap();
+    }
+
+    fn segments(&self, node: u16) -> Vec<PathBuf> {
+        let files = std::fs::read_dir(self.log_of(node)).unwrap().map(|file| file.unwrap().path());
+        let mut files: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|of| of == "log")).collect();
+        files.sort();
+        files
+    }
+
+    /// What the eight oldest segment files hold.
+    fn oldest(&self, node: u16) -> Vec<Vec<u8>> {
+        self.segments(node).iter().take(8).map(|path| std::fs::read(path).unwrap()).collect()
+    }
+
     /// The addresses at which clients are served.
     fn addresses(&self) -> Vec<String> {
         let text = std::fs::read_to_string(&self.config).unwrap();
@@ -118,6 +145,10 @@ fn record(name: &str, number: u64) -> Vec<u8> {
     let mut record = format!("{name}-{number}-").into_bytes();
     record.extend(noise(200 + (number % 13) as usize * 100, number + 1));
     record
+}
+
+fn find(bytes: &[u8], text: &[u8]) -> Option<usize> {
+    bytes.windows(text.len()).position(|window| window == text)
 }
 
 fn end(writers: Vec<Writer>) -> Landed {
@@ -258,6 +289,148 @@ fn a_replica_without_its_disk_is_given_the_whole_log_and_serves_it() {
     assert_eq!(check(&cluster.addresses(), &landed), 0, "everything is available");
 }
 
+/// Four thousand records for each shard, several times what a region holds; some old ones of shard 0.
+fn grown(cluster: &Cluster) -> (Landed, Landed) {
+    let writers = cluster.writers("old");
+    writers.iter().for_each(|w| w.goes_on(4000));
+    let landed = end(writers);
+    let is_old = |n: u64| [record("old0", n), record("old0", n + 1)];
+    let old: Vec<Vec<u8>> = [1001, 1402, 1905].into_iter().flat_map(is_old).collect();
+    let old = landed.iter().filter(|(record, _)| old.contains(record)).cloned().collect();
+    (landed, old)
+}
+
+fn reads(cluster: &Cluster, position: Position) -> Slot {
+    Client::connect(ClientOptions::new(cluster.addresses())).unwrap().read(position, PATIENCE).unwrap()
+}
+
+fn holds(slot: &Slot, record: &[u8]) -> bool {
+    matches!(slot, Slot::Record(found) if found[..] == *record)
+}
+
+#[test]
+fn what_a_disk_has_lost_is_fetched_from_the_other_replica_and_written_in_place() {
+    let mut cluster = Cluster::start("restart-rot", "replicated");
+    let (landed, old) = grown(&cluster);
+    cluster.is_member(2);
+    let spoil = |cluster: &Cluster, node: u16| {
+        let whole = cluster.oldest(node);
+        // What a record holds, or its header, or where its header begins.
+        let spoilt = old.iter().zip([0, 14 + 40, 0, 0, 14 + 64, 0]);
+        spoilt.for_each(|((record, _), before)| cluster.rot(node, record, before));
+        assert!(cluster.oldest(node) != whole);
+        whole
+    };
+    // The primary's, met by reads, and by a stream.
+    let whole = spoil(&cluster, 1);
+    for (record, position) in &old {
+        let slot = reads(&cluster, *position);
+        assert!(holds(&slot, record), "{slot:?} at {position}");
+    }
+    assert!(cluster.oldest(1) == whole, "the bytes on disk are as they were");
+    cluster.servers[&1].complains("of replica 1 were written in place");
+    spoil(&cluster, 1);
+    assert_eq!(check(&cluster.addresses(), &landed), 0, "the stream goes on");
+    assert!(cluster.oldest(1) == whole);
+    // That of a backup which leads now, and has nobody to ask.
+    cluster.kill(&[1]);
+    cluster.serves();
+    let (record, position) = &old[2];
+    cluster.rot(2, record, 0);
+    let slot = reads(&cluster, *position);
+    assert!(matches!(slot, Slot::Unavailable), "{slot:?}");
+    cluster.servers[&2].complains("no other replica has them now");
+    cluster.rot(2, record, 0);
+    cluster.start_nodes(&[1]);
+    cluster.is_member(1);
+    let whole = spoil(&cluster, 2);
+    for (record, position) in &old {
+        let slot = reads(&cluster, *position);
+        assert!(holds(&slot, record), "{slot:?} at {position}");
+    }
+    assert!(cluster.oldest(2) == whole);
+    cluster.servers[&2].complains("of replica 0 were written in place");
+    // Nobody has it any more, until somebody mends one of them.
+    cluster.rot(1, record, 0);
+    cluster.rot(2, record, 0);
+    let spoilt = [cluster.oldest(1), cluster.oldest(2)];
+    let slot = reads(&cluster, *position);
+    assert!(matches!(slot, Slot::Unavailable), "{slot:?}");
+    assert!([cluster.oldest(1), cluster.oldest(2)] == spoilt);
+    cluster.rot(1, record, 0);
+    assert!(holds(&reads(&cluster, *position), record) && cluster.oldest(2) == whole);
+}
+
+#[test]
+fn a_replica_is_never_given_what_a_disk_has_lost() {
+    let mut cluster = Cluster::start("restart-rot-joins", "replicated");
+    let (landed, old) = grown(&cluster);
+    cluster.kill(&[2]);
+    std::fs::remove_dir_all(cluster.log_of(2)).unwrap();
+    cluster.rot(1, &old[2].0, 0);
+    cluster.start_nodes(&[2]);
+    // It joins when the disk is mended, and has met nothing bad until then.
+    cluster.servers[&1].complains("replica 1 cannot be given the log: segment ");
+    cluster.rot(1, &old[2].0, 0);
+    cluster.is_member(2);
+    cluster.kill(&[1]);
+    assert_eq!(check(&cluster.addresses(), &landed), 0, "everything is available");
+}
+
+#[test]
+fn whoever_lacks_what_nobody_has_any_more_begins_behind_it_when_it_is_trimmed() {
+    let mut cluster = Cluster::start("restart-rot-trim", "replicated");
+    let (landed, old) = grown(&cluster);
+    cluster.kill(&[2]);
+    std::fs::remove_dir_all(cluster.log_of(2)).unwrap();
+    cluster.rot(1, &old[2].0, 0);
+    cluster.start_nodes(&[2]);
+    cluster.servers[&1].complains("replica 1 cannot be given the log: segment ");
+    let upto = Position(landed.iter().map(|(_, position)| position.0).max().unwrap() - 100);
+    Client::connect(ClientOptions::new(cluster.addresses())).unwrap().trim(upto, PATIENCE).unwrap();
+    cluster.is_member(2);
+    cluster.kill(&[1]);
+    for (record, position) in landed.iter().filter(|(_, position)| *position >= upto) {
+        assert!(holds(&reads(&cluster, *position), record), "at {position}");
+    }
+}
+
+#[test]
+fn what_a_joiner_lacks_and_the_primary_has_lost_is_fetched_from_a_third_replica() {
+    let ports = common::free_ports(2, "127.0.0.1");
+    let third = format!(
+        "[[node]]\nid = 5\nrole = \"backup\"\nshard = 0\nlisten = \"127.0.0.1:{}\"\nclients = \"127.0.0.1:{}\"\n",
+        ports[0], ports[1]
+    );
+    let mut cluster = Cluster::start_with("restart-rot-third", &third, None);
+    cluster.start_nodes(&[5]);
+    let (landed, old) = grown(&cluster);
+    cluster.is_member(5);
+    cluster.kill(&[2]);
+    std::fs::remove_dir_all(cluster.log_of(2)).unwrap();
+    cluster.rot(1, &old[2].0, 0);
+    cluster.start_nodes(&[2]);
+    cluster.is_member(2);
+    cluster.servers[&1].complains("of replica 1 were written in place");
+    cluster.kill(&[1, 5]);
+    assert_eq!(check(&cluster.addresses(), &landed), 0, "everything is available");
+}
+
+#[test]
+fn rot_that_is_found_at_the_start_is_refused_and_an_empty_directory_is_given_the_log_anew() {
+    let mut cluster = Cluster::start("restart-rot-start", "flushed");
+    let (landed, old) = grown(&cluster);
+    cluster.kill(&[2]);
+    cluster.rot(2, &old[0].0, 0);
+    let error = bad(&["node", "--config", &cluster.config, "--id", "2"], b"");
+    assert!(error.contains("is damaged at offset") && error.contains("empty the directory, and another"), "{error}");
+    std::fs::remove_dir_all(cluster.log_of(2)).unwrap();
+    cluster.start_nodes(&[2]);
+    cluster.is_member(2);
+    cluster.kill(&[1]);
+    assert_eq!(check(&cluster.addresses(), &landed), 0, "everything is available");
+}
+
 fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
@@ -301,31 +474,6 @@ fn a_log_of_another_order_is_refused_in_one_line() {
     started[1].complains("the sequencers begin an order log without it");
 }
 
-/// A file system in memory, for root.
-struct Tmpfs(Folder);
-
-impl Tmpfs {
-    fn mount(name: &str, bytes: u64) -> Option<Tmpfs> {
-        let folder = Folder::new(name);
-        let options = format!("size={bytes}");
-        let mut mount = std::process::Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(&folder.0);
-        mount.output().is_ok_and(|done| done.status.success()).then_some(Tmpfs(folder))
-    }
-
-    fn resize(&self, bytes: u64) {
-        let mut mount = std::process::Command::new("mount");
-        mount.args(["-o", &format!("remount,size={bytes}")]).arg(&self.0.0);
-        assert!(mount.output().unwrap().status.success());
-    }
-}
-
-impl Drop for Tmpfs {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("umount").arg(&self.0.0).status();
-    }
-}
-
 #[test]
 fn a_full_disk_refuses_appends_loses_nothing_and_goes_on_when_there_is_room() {
     for durability in ["replicated", "flushed"] {
@@ -349,7 +497,14 @@ fn a_full_disk_refuses_appends_loses_nothing_and_goes_on_when_there_is_room() {
         cluster.servers[&2].complains("the disk is full: the shard refuses appends");
         assert!(landed.len() > 1000, "{} records fit", landed.len());
         assert_eq!(check(&cluster.addresses(), &landed), 0, "reads go on");
+        // Whoever has no room left at all leads all the same.
+        let brim = std::fs::File::create(disk.0.0.join("brim")).unwrap();
+        (0..).take_while(|at| brim.write_all_at(&[1; 4096], at * 4096).is_ok()).for_each(drop);
+        cluster.kill(&[1]);
+        assert_eq!(check(&cluster.addresses(), &landed), 0, "node 2 leads");
+        cluster.start_nodes(&[1]);
         disk.resize(64 << 20);
+        cluster.is_member(1);
         landed.extend(cluster.serves());
         cluster.servers[&2].complains("the disk has room again");
         cluster.kill(&[1]);

@@ -28,7 +28,7 @@ use crate::path::{Ability, Path, Wish};
 pub const MAGIC: [u8; 8] = *b"antelog\0";
 
 /// The version of the protocol this code speaks.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 
 /// Length of what precedes a hello's body, in bytes.
 pub const HELLO_HEADER_BYTES: usize = 12;

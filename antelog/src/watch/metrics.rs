@@ -73,6 +73,11 @@ pub const METRICS: &[Metric] = &[
     counter("antelog_replica_promotions", "Times that the replica became the primary"),
     counter("antelog_replica_demotions", "Times that the replica ceased to be the primary"),
     counter("antelog_replica_joins", "Times that the replica, as the primary, began to give another the log"),
+    counter("antelog_replica_rot_found", "Times that a read met entries that the replica's disk had lost"),
+    counter(
+        "antelog_replica_rot_repaired",
+        "Times that entries of another replica were written where the disk had lost them",
+    ),
     counter("antelog_sequencer_reports", "Reports taken from replicas"),
     counter("antelog_sequencer_cuts", "Cuts bound"),
     counter("antelog_sequencer_grants", "Windows granted"),

@@ -245,3 +245,30 @@ pub fn noise(bytes: usize, seed: u64) -> Vec<u8> {
 pub fn exists(path: &str) -> bool {
     Path::new(path).exists()
 }
+
+/// A file system in memory, for root.
+pub struct Tmpfs(pub Folder);
+
+impl Tmpfs {
+    /// Mounts one with room for so many bytes; none without the right to.
+    pub fn mount(name: &str, bytes: u64) -> Option<Tmpfs> {
+        let folder = Folder::new(name);
+        let options = format!("size={bytes}");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(&folder.0);
+        mount.output().is_ok_and(|done| done.status.success()).then_some(Tmpfs(folder))
+    }
+
+    /// Gives it another size.
+    pub fn resize(&self, bytes: u64) {
+        let mut mount = Command::new("mount");
+        mount.args(["-o", &format!("remount,size={bytes}")]).arg(&self.0.0);
+        assert!(mount.output().unwrap().status.success());
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0.0).status();
+    }
+}

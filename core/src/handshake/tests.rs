@@ -73,8 +73,8 @@ fn errors_say_what_was_expected_and_what_came() {
     let mut bytes = hello().encode().unwrap();
     bytes[8] = 7;
     let error = read_hello(&bytes).unwrap_err();
-    assert_eq!(error.to_string(), "expected protocol version 4, got version 7");
-    assert_eq!(Refusal::from_error(&error).text, "it speaks protocol version 4, this side 7");
+    assert_eq!(error.to_string(), "expected protocol version 5, got version 7");
+    assert_eq!(Refusal::from_error(&error).text, "it speaks protocol version 5, this side 7");
     let mut bytes = hello().encode().unwrap();
     bytes[11] = 0xff;
     assert!(read_hello(&bytes).unwrap_err().to_string().starts_with("expected at most 1024 bytes of hello, got 65"));

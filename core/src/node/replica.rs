@@ -9,7 +9,7 @@
 //! * `change` — how one becomes the other: promotion, fence, joining;
 //! * `leave` — how one gives up its place before its process ends;
 //! * `disk` — the log on disk, if there is one; `keep` — what a cycle does with it; `catch_up` — how others are given what
-//!   is only there;
+//!   is only there; `rot` — how they mend each other's;
 //! * `peers` — the other replicas and what is said to them;
 //! * `order` — the order stream, snapshots of it, and questions to who leads the sequencers.
 
@@ -22,6 +22,7 @@ mod leader;
 mod leave;
 mod order;
 mod peers;
+mod rot;
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -42,6 +43,7 @@ use self::leave::Leave;
 use self::order::Questions;
 use self::peers::Peer;
 pub use self::peers::{PEERS_MAX, replica_peer, sequencer_peer};
+use self::rot::Repairs;
 use super::agent::Agent;
 use super::bus::GatePort;
 use super::mailbox::{Admission, Mailbox, Notice};
@@ -126,6 +128,7 @@ pub struct ReplicaAgent<T: Transport> {
     /// The log on disk.
     disk: Option<OwnDisk>,
     catch_up: Option<CatchUp>,
+    repairs: Repairs,
     /// The slot below which the primary was told that the log is flushed here. `None`: it is to be told again.
     told_flushed: Option<Lsn>,
     /// The operator was told that the disk is full.
@@ -166,6 +169,8 @@ struct ReplicaCounters {
     promotions: Counter,
     demotions: Counter,
     joins: Counter,
+    rot_found: Counter,
+    rot_repaired: Counter,
 }
 
 impl<T: Transport> ReplicaAgent<T> {
@@ -188,16 +193,19 @@ impl<T: Transport> ReplicaAgent<T> {
             promotions: parts.counters.register("promotions"),
             demotions: parts.counters.register("demotions"),
             joins: parts.counters.register("joins"),
+            rot_found: parts.counters.register("rot_found"),
+            rot_repaired: parts.counters.register("rot_repaired"),
         };
         let name = replica_name(shard, own.number);
-        let (disk, past, catch_up) = match disk {
-            Some(parts) => {
+        let (disk, past, catch_up, repairs) = match disk {
+            Some(mut parts) => {
+                let repairs = Repairs::new(parts.rot.take());
                 let (disk, past, old) = OwnDisk::new(&name, parts);
                 let staging = Region::new(catch_up::chunk_bytes(options.record_bytes_max))?;
                 let key = transport.register(staging.clone());
-                (Some(disk), past, Some(CatchUp::new(old, staging, key)))
+                (Some(disk), past, Some(CatchUp::new(old, staging, key)), repairs)
             }
-            None => (None, Past::new(&config), None),
+            None => (None, Past::new(&config), None, Repairs::new(None)),
         };
         Ok(ReplicaAgent {
             name,
@@ -212,6 +220,7 @@ impl<T: Transport> ReplicaAgent<T> {
             told_room: None,
             disk_is_full: false,
             catch_up,
+            repairs,
             tell_again: false,
             reached: log.at(),
             log_epoch: disk.as_ref().map_or(0, OwnDisk::epoch),
@@ -330,6 +339,12 @@ impl<T: Transport> ReplicaAgent<T> {
                 Ok(NodeMessage::Session { client, next_seq, last_lsn }) => {
                     Some(NodeMessage::Session { client, next_seq, last_lsn })
                 }
+                Ok(NodeMessage::Fetch { before, until_bytes }) => Some(NodeMessage::Fetch { before, until_bytes }),
+                Ok(NodeMessage::Fetched { at_bytes, left_bytes, bytes }) => {
+                    self.repairs.on_fetched(peer, at_bytes, left_bytes, bytes);
+                    self.transport.release(handle);
+                    return;
+                }
                 _ => None,
             };
             message.is_some_and(|message| self.on_replica_message(now_ns, peer, message))
@@ -361,8 +376,14 @@ impl<T: Transport> ReplicaAgent<T> {
         let _ = self.notices.send(Notice::PeerDown { agent: self.name.clone(), peer, reason });
     }
 
-    /// What is on its way from disk to this replica does not arrive.
+    fn warn(&self, text: String) {
+        // The control thread may be gone already when the node stops.
+        let _ = self.notices.send(Notice::Warning { agent: self.name.clone(), text });
+    }
+
+    /// What is on its way from disk to this replica, or to this one from there, does not arrive.
     fn forget_chunk(&mut self, number: u16) {
+        self.repairs.forget(number);
         if let Some(catch_up) = &mut self.catch_up {
             catch_up.forget(number);
         }
@@ -514,6 +535,7 @@ impl<T: Transport> Agent for ReplicaAgent<T> {
         work += self.admit(now_ns);
         work += self.take_requests(now_ns);
         work += self.lead_on_time(now_ns);
+        work += self.mend(now_ns);
         let followed = self.follow(now_ns);
         if work > 0 {
             self.publish();
@@ -544,7 +566,7 @@ impl<T: Transport> Agent for ReplicaAgent<T> {
             _ => connected.then_some(self.report_at_ns),
         };
         let disk_ns = self.disk.as_ref().and_then(|disk| disk.store.deadline_ns());
-        own_ns.into_iter().chain(held_ns).chain(disk_ns).min()
+        own_ns.into_iter().chain(held_ns).chain(disk_ns).chain(self.repairs.deadline_ns()).min()
     }
 
     fn stop(&mut self, _now_ns: u64) {
@@ -564,5 +586,6 @@ impl<T: Transport> Agent for ReplicaAgent<T> {
             || self.requests_wait()
             || self.disk.as_mut().is_some_and(|disk| disk.store.prepare_wait())
             || self.catch_up.as_mut().is_some_and(CatchUp::waits)
+            || self.repairs.waits()
     }
 }

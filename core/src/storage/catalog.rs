@@ -22,6 +22,8 @@ pub(super) struct Segment {
 #[derive(Debug, Default)]
 pub(super) struct Catalog {
     segments: Mutex<Vec<Segment>>,
+    /// Held while bytes are changed that lie below the written end: by a cut, or by a repair.
+    changing: Mutex<()>,
     /// Everything below is in the segment files.
     written: AtomicU64,
     /// Counts how often the log was cut, so that a reader whose segment changed knows why.
@@ -32,6 +34,11 @@ impl Catalog {
     pub(super) fn segments(&self) -> MutexGuard<'_, Vec<Segment>> {
         // The list is whole after every statement that changes it, even if a thread panicked holding it.
         self.segments.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps others from changing what is written.
+    pub(super) fn change(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn written(&self) -> u64 {
@@ -63,6 +70,12 @@ impl Catalog {
     pub(super) fn by_lsn(&self, lsn: Lsn) -> Option<Segment> {
         let segments = self.segments();
         segments[..segments.partition_point(|s| s.first.lsn <= lsn)].last().copied()
+    }
+
+    /// The segment whose first entry is the last one at or before this offset; none if that was trimmed.
+    pub(super) fn by_first(&self, at: u64) -> Option<Segment> {
+        let segments = self.segments();
+        segments[..segments.partition_point(|s| s.first.at <= at)].last().copied()
     }
 
     /// The segment that holds this offset; none if it was trimmed or is not written yet.

@@ -59,7 +59,7 @@ impl Name {
 /// One operation.
 #[derive(Clone, Copy, Debug)]
 pub enum Op<'a> {
-    /// Opens a file under a number that is free; `create` makes it if it is not there.
+    /// Opens a file under a number that is free; `create` makes it if it is not there, and empties a segment that is.
     Open {
         /// The number.
         file: usize,
@@ -120,6 +120,13 @@ pub enum Op<'a> {
         /// The new name.
         to: Name,
     },
+    /// Gives two files each other's names.
+    Exchange {
+        /// The one.
+        one: Name,
+        /// The other.
+        other: Name,
+    },
     /// Removes a file.
     Remove {
         /// The file.
@@ -141,6 +148,7 @@ impl Op<'_> {
             Op::Read { .. } => "read",
             Op::Sync { .. } | Op::SyncDirectory => "sync",
             Op::Rename { .. } => "rename",
+            Op::Exchange { .. } => "exchange",
             Op::Remove { .. } => "remove",
         }
     }

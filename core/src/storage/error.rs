@@ -5,6 +5,11 @@ use std::io;
 
 use super::disk::{Disk, Name, Op};
 
+/// What to do about a log that is damaged when it is opened. It is not mended then: sessions and lost slots are learned from
+/// all of it, and whoever is given the log anew learns them from a primary.
+pub const AFTER_DAMAGE: &str =
+    "empty the directory, and another replica gives it the log anew; if there is none, repair the disk";
+
 /// Why a log cannot be opened, or not be written any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreError {
@@ -49,11 +54,9 @@ impl fmt::Display for StoreError {
             StoreError::Foreign { place, why } => {
                 write!(f, "{place} is not this replica's data directory: {why}")
             }
-            StoreError::Damaged { place, why, good_to } => write!(
-                f,
-                "{place} is damaged: {why}; the log is good up to offset {good_to}: repair the disk, or empty the \
-                 directory to rejoin as a new replica"
-            ),
+            StoreError::Damaged { place, why, good_to } => {
+                write!(f, "{place} is damaged: {why}; the log is good up to offset {good_to}: {AFTER_DAMAGE}")
+            }
             StoreError::Full { place } => write!(f, "{place}: the disk is full: make room"),
         }
     }

@@ -91,14 +91,19 @@ impl Tidying {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SaveStep {
+    /// The file that is written over must not be the identity's after any power loss.
+    Part,
     Create,
     Write,
     Sync,
+    Exchange,
+    /// Where there is nothing to exchange it for, or the file system does not exchange names.
     Rename,
     SyncDirectory,
 }
 
-/// The identity on its way to the disk: a new file that replaces the old one.
+/// The identity on its way to the disk: a new file that replaces the old one, which stays and is written over the next time.
+/// So a full disk has room for it. See "The identity" in DESIGN.md.
 #[derive(Debug)]
 pub(super) struct Saving {
     step: Option<SaveStep>,
@@ -110,12 +115,14 @@ pub(super) struct Saving {
     under_way: u64,
     saved: u64,
     pub(super) full: bool,
+    /// The names that were exchanged last are durable.
+    pub(super) parted: bool,
 }
 
 impl Saving {
     pub(super) fn new() -> io::Result<Saving> {
         let bytes = Region::new(IDENTITY_FILE_BYTES)?;
-        Ok(Saving { step: None, turn: Turn::Due, bytes, wanted: 0, under_way: 0, saved: 0, full: false })
+        Ok(Saving { step: None, turn: Turn::Due, bytes, wanted: 0, under_way: 0, saved: 0, full: false, parted: false })
     }
 
     pub(super) fn retry(&mut self) {
@@ -261,7 +268,7 @@ impl<D: Disk> LogStore<D> {
             self.identity.flushed = self.flushed;
             self.saving.bytes.put(0, &self.identity.encode());
             self.saving.under_way = self.saving.wanted;
-            self.saving.step = Some(SaveStep::Create);
+            self.saving.step = Some(if self.saving.parted { SaveStep::Create } else { SaveStep::Part });
             self.saving.turn = Turn::Due;
         }
         let (Some(step), Turn::Due) = (self.saving.step, self.saving.turn) else { return };
@@ -272,9 +279,12 @@ impl<D: Disk> LogStore<D> {
             SaveStep::Create => Op::Open { file, name: Name::IdentityNew, create: true },
             SaveStep::Write => Op::Write { file, at: 0, source: &bytes, offset: 0, len: IDENTITY_FILE_BYTES },
             SaveStep::Sync => Op::Sync { file },
+            SaveStep::Exchange => Op::Exchange { one: Name::IdentityNew, other: Name::Identity },
             SaveStep::Rename => Op::Rename { from: Name::IdentityNew, to: Name::Identity },
-            SaveStep::SyncDirectory => Op::SyncDirectory,
+            SaveStep::Part | SaveStep::SyncDirectory => Op::SyncDirectory,
         };
+        // What an exchange has done counts as soon as it may have.
+        self.saving.parted &= !matches!(step, SaveStep::Exchange | SaveStep::Rename);
         self.submit(op, SAVE);
     }
 
@@ -284,8 +294,12 @@ impl<D: Disk> LogStore<D> {
             self.saving.turn = match step {
                 SaveStep::Create => Turn::after(self.passes(result, "create", Name::IdentityNew)),
                 SaveStep::Write => Turn::after(self.passes(result, "write", Name::IdentityNew)),
+                SaveStep::Exchange => {
+                    self.saving.step = Some(SaveStep::Rename);
+                    Turn::Due
+                }
                 SaveStep::Rename => Turn::after(self.passes(result, "rename", Name::IdentityNew)),
-                SaveStep::Sync | SaveStep::SyncDirectory => {
+                SaveStep::Part | SaveStep::Sync | SaveStep::SyncDirectory => {
                     self.fail("sync the identity", -result);
                     Turn::Waits
                 }
@@ -295,16 +309,18 @@ impl<D: Disk> LogStore<D> {
         }
         self.saving.full = false;
         self.saving.turn = Turn::Due;
+        self.saving.parted |= matches!(step, SaveStep::Part | SaveStep::SyncDirectory);
         self.saving.step = match step {
+            SaveStep::Part => Some(SaveStep::Create),
             SaveStep::Create => Some(SaveStep::Write),
             // A short write is begun again.
             SaveStep::Write if (result as usize) < IDENTITY_FILE_BYTES => Some(SaveStep::Write),
             SaveStep::Write => Some(SaveStep::Sync),
             SaveStep::Sync => {
                 self.disk.close(IDENTITY_FILE);
-                Some(SaveStep::Rename)
+                Some(SaveStep::Exchange)
             }
-            SaveStep::Rename => Some(SaveStep::SyncDirectory),
+            SaveStep::Exchange | SaveStep::Rename => Some(SaveStep::SyncDirectory),
             SaveStep::SyncDirectory => {
                 self.saving.saved = self.saving.under_way;
                 None

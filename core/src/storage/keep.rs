@@ -11,10 +11,12 @@ use super::disk::Disk;
 use super::error::StoreError;
 use super::format::Identity;
 use super::mark::Mark;
+use super::mend::Rot;
 use super::reader::{ReadError, Reader, Request};
 use super::retention::Keep;
 use super::store::{Condition, LogStore};
 use super::thread::{ReaderClient, ReaderThread};
+use crate::node::mailbox::MailSender;
 use crate::transport::Full;
 
 /// A [`LogStore`] on some disk; see there for what each does.
@@ -216,9 +218,10 @@ impl OldEntriesThread {
         reader: Reader<D>,
         answers_bytes: usize,
         waker: crate::node::Waker,
+        rot: Option<MailSender<Rot>>,
     ) -> std::io::Result<OldEntriesThread> {
         let catalog = reader.catalog.clone();
-        let (thread, client) = ReaderThread::spawn(name, reader, answers_bytes, waker)?;
+        let (thread, client) = ReaderThread::spawn(name, reader, answers_bytes, waker, rot)?;
         Ok(OldEntriesThread { client, catalog, _thread: thread })
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use antelog_protocol::Lsn;
 use antelog_protocol::wire::entry::EntryKind;
 
-use super::catalog::Catalog;
+use super::catalog::{Catalog, Segment};
 use super::disk::{BLOCK_BYTES, Disk, Name, Op};
 use super::mark::{Chain, Mark, Step};
 use super::store::LogStore;
@@ -39,13 +39,29 @@ pub enum Request {
         /// At most so many bytes; the first entry comes in any case if the reader's buffer holds it.
         bytes_max: usize,
     },
-    /// Bytes as they are on disk, for a peer that verifies them.
-    Bytes {
-        /// Absolute offset of the first.
+    /// Whole entries, verified: from the first that begins at this offset or behind it, as many as end in the range. None
+    /// if not even that does.
+    Range {
+        /// Absolute offset in bytes.
         from: u64,
-        /// Absolute offset of the end. The answer ends earlier when the reader's buffer does.
+        /// Absolute offset of the end. The range ends earlier when the reader's buffer does.
         to: u64,
+        /// What is rotten is asked of other replicas before the answer says so, where there are any to ask.
+        mended: bool,
     },
+}
+
+impl Request {
+    /// Whether an answer may end at `next`, where an entry ends that begins at `mark`.
+    fn takes(&self, begins: &Mark, mark: &Mark, next: u64, buffer_bytes: usize) -> bool {
+        match *self {
+            // The first comes in any case.
+            Request::Entries { bytes_max, .. } => {
+                mark.at == begins.at || (next - begins.at) as usize <= bytes_max.min(buffer_bytes)
+            }
+            Request::Range { to, .. } => next <= to,
+        }
+    }
 }
 
 /// Why something cannot be read.
@@ -87,13 +103,9 @@ impl fmt::Display for ReadError {
         match self {
             ReadError::Trimmed { first } => write!(f, "trimmed: the log on disk begins at slot {}", first.lsn),
             ReadError::Beyond { written } => write!(f, "not on disk yet, which holds the log up to offset {written}"),
-            ReadError::Damaged { segment, before, .. } => write!(
-                f,
-                "segment {} is damaged at offset {}, slot {}: fetch the range from another replica",
-                Name::Segment(*segment),
-                before.at,
-                before.lsn
-            ),
+            ReadError::Damaged { segment, before, .. } => {
+                write!(f, "segment {} is damaged at offset {}, slot {}", Name::Segment(*segment), before.at, before.lsn)
+            }
             ReadError::TooLong { bytes } => write!(f, "the entry of {bytes} bytes does not fit the reader's buffer"),
             ReadError::Failed { errno } => {
                 write!(f, "cannot read the log on disk: {}", io::Error::from_raw_os_error(*errno))
@@ -109,7 +121,7 @@ impl std::error::Error for ReadError {}
 pub struct Answer {
     /// The request's token.
     pub token: u64,
-    /// Before the first entry; of bytes, only the offset is told.
+    /// Before the first entry.
     pub begins: Mark,
     /// Where they lie in [`Reader::buffer`].
     pub offset: usize,
@@ -128,7 +140,7 @@ struct Indexed {
 struct Work {
     token: u64,
     request: Request,
-    /// Verified up to here; of bytes, their beginning.
+    /// Verified up to here.
     mark: Mark,
     /// Before the first entry of the answer, once it is found.
     begins: Option<Mark>,
@@ -152,8 +164,11 @@ pub struct Reader<D: Disk> {
     busy: Option<Busy>,
     requests: VecDeque<(u64, Request)>,
     work: Option<Work>,
+    /// What was answered last.
+    answered: Option<(u64, Request)>,
     index: VecDeque<Indexed>,
-    cuts: u64,
+    /// How often the log had been cut when the request was begun that is at work, or was last.
+    pub(super) cuts: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,6 +205,7 @@ impl<D: Disk> LogStore<D> {
             busy: None,
             requests: VecDeque::with_capacity(REQUESTS_MAX),
             work: None,
+            answered: None,
             index: VecDeque::with_capacity(INDEXED_MAX),
             cuts: 0,
         })
@@ -204,6 +220,18 @@ impl<D: Disk> Reader<D> {
             self.requests.push_back((token, request));
         }
         room
+    }
+
+    /// What was answered last.
+    pub(super) fn answered(&self) -> Option<Request> {
+        self.answered.map(|(_, request)| request)
+    }
+
+    /// What was answered last is done again, before anything else.
+    pub(super) fn redo(&mut self) {
+        if let Some(answered) = self.answered.take() {
+            self.requests.push_front(answered);
+        }
     }
 
     /// Where answers lie.
@@ -238,8 +266,9 @@ impl<D: Disk> Reader<D> {
     pub fn poll(&mut self) -> Option<(u64, Result<Answer, ReadError>)> {
         while let Some(completion) = self.disk.completion() {
             if let Err(error) = self.take(completion.result) {
-                let work = self.work.take()?;
-                return Some((work.token, Err(error)));
+                let Work { token, request, .. } = self.work.take()?;
+                self.answered = Some((token, request));
+                return Some((token, Err(error)));
             }
         }
         while self.busy.is_none() {
@@ -247,7 +276,10 @@ impl<D: Disk> Reader<D> {
                 let (token, request) = self.requests.pop_front()?;
                 match self.begin(token, request) {
                     Ok(work) => self.work = Some(work),
-                    Err(error) => return Some((token, Err(error))),
+                    Err(error) => {
+                        self.answered = Some((token, request));
+                        return Some((token, Err(error)));
+                    }
                 }
             }
             let token = self.work.as_ref()?.token;
@@ -261,6 +293,7 @@ impl<D: Disk> Reader<D> {
             };
             let request = self.work.take()?.request;
             if self.catalog.cuts() == self.cuts {
+                self.answered = Some((token, request));
                 return Some((token, result));
             }
             // The log was cut meanwhile: what was read may be what was discarded.
@@ -303,9 +336,15 @@ impl<D: Disk> Reader<D> {
         let written = self.catalog.written();
         let mark = match request {
             Request::Entries { lsn, .. } => self.mark_before(lsn).ok_or(ReadError::Trimmed { first })?,
-            Request::Bytes { from, .. } if from < first.at => return Err(ReadError::Trimmed { first }),
-            Request::Bytes { from, to } if to > written || from >= to => return Err(ReadError::Beyond { written }),
-            Request::Bytes { from, .. } => Mark { at: from, ..Mark::default() },
+            Request::Range { from, .. } if from < first.at => return Err(ReadError::Trimmed { first }),
+            Request::Range { from, to, .. } if to > written || from >= to => return Err(ReadError::Beyond { written }),
+            Request::Range { from, .. } => self.mark_before_at(from).ok_or(ReadError::Trimmed { first })?,
+        };
+        let request = match request {
+            Request::Range { from, to, mended } => {
+                Request::Range { from, to: to.min(from - from % BLOCK + self.buffer.len() as u64), mended }
+            }
+            request => request,
         };
         self.empty(mark.at);
         Ok(Work { token, request, mark, begins: None })
@@ -318,11 +357,22 @@ impl<D: Disk> Reader<D> {
     }
 
     /// The mark closest to a slot, at or before it.
-    fn mark_before(&mut self, lsn: Lsn) -> Option<Mark> {
+    fn mark_before(&self, lsn: Lsn) -> Option<Mark> {
         let segment = self.catalog.by_lsn(lsn)?;
+        Some(self.nearest(&segment, |mark| mark.lsn <= lsn))
+    }
+
+    /// The mark closest to an offset, at or before it.
+    fn mark_before_at(&self, at: u64) -> Option<Mark> {
+        let segment = self.catalog.by_first(at)?;
+        Some(self.nearest(&segment, |mark| mark.at <= at))
+    }
+
+    /// The last known mark of a segment that is not too far, or its first.
+    fn nearest(&self, segment: &Segment, is_before: impl Fn(&Mark) -> bool) -> Mark {
         let indexed = self.index.iter().find(|indexed| indexed.start == segment.start);
         let marks = indexed.map_or(&[][..], |indexed| &indexed.marks);
-        Some(marks[..marks.partition_point(|m| m.lsn <= lsn)].last().copied().unwrap_or(segment.first))
+        marks[..marks.partition_point(is_before)].last().copied().unwrap_or(segment.first)
     }
 
     /// Remembers a mark that was passed.
@@ -347,51 +397,50 @@ impl<D: Disk> Reader<D> {
     /// Goes on with the request, as far as the buffer's bytes allow.
     fn look(&mut self) -> Next {
         let Some(mut work) = self.work else { return Next::Error(ReadError::Failed { errno: libc::EINVAL }) };
-        let (lsn, bytes_max) = match work.request {
-            Request::Entries { lsn, bytes_max } => (lsn, bytes_max),
-            Request::Bytes { from, to } => {
-                let to = to.min(self.base + self.buffer.len() as u64);
-                if self.good < to {
-                    return Next::Needs(to);
-                }
-                return Next::Answer(self.answer(&work, work.mark, (to - from) as usize));
-            }
-        };
+        let (request, buffer_bytes) = (work.request, self.buffer.len());
         let written = self.catalog.written();
         loop {
             let mark = work.mark;
             let available = self.good.saturating_sub(mark.at) as usize;
             let place = mark.at.saturating_sub(self.base) as usize;
             let step = self.chain.step(&mark, &self.buffer, place, available);
-            let begins = work.begins;
+            if let Request::Range { from, .. } = request
+                && mark.at >= from
+            {
+                work.begins.get_or_insert(mark);
+            }
             match step {
                 Ok(Step::Entry(header, next)) => {
-                    let holds = header.kind != EntryKind::Pad && lsn < next.lsn;
-                    match begins {
-                        Some(begins) if (next.at - begins.at) as usize > bytes_max.min(self.buffer.len()) => {
-                            return self.whole(&work, begins, mark);
-                        }
-                        Some(_) => {}
-                        None if holds => work.begins = Some(mark),
-                        None => self.note(next),
+                    if let Request::Entries { lsn, .. } = request
+                        && header.kind != EntryKind::Pad
+                        && lsn < next.lsn
+                    {
+                        work.begins.get_or_insert(mark);
                     }
+                    if let Some(begins) = work.begins.filter(|b| !request.takes(b, &mark, next.at, buffer_bytes)) {
+                        return self.whole(&work, begins, mark);
+                    }
+                    self.note(next);
                     work.mark = next;
                     self.work = Some(work);
                 }
-                Ok(Step::Needs(bytes)) => match begins {
+                Ok(Step::Needs(bytes)) => {
+                    let end = mark.at + bytes as u64;
                     // The rest of the answer would not fit, or is not there yet.
-                    Some(begins)
-                        if (mark.at + bytes as u64 - begins.at) as usize > bytes_max
-                            || mark.at + bytes as u64 > written.min(self.base + self.buffer.len() as u64) =>
-                    {
-                        return self.whole(&work, begins, mark);
-                    }
-                    _ if mark.at + bytes as u64 > written => return Next::Error(ReadError::Beyond { written }),
-                    _ if bytes + BLOCK_BYTES > self.buffer.len() => return Next::Error(ReadError::TooLong { bytes }),
-                    _ => return Next::Needs(mark.at + bytes as u64),
-                },
+                    let is_held = end <= written.min(self.base + buffer_bytes as u64);
+                    let ends_here = !is_held && matches!(request, Request::Entries { .. });
+                    let is_whole = |begins: &Mark| {
+                        !request.takes(begins, &mark, end, usize::MAX) || (mark.at > begins.at && ends_here)
+                    };
+                    return match work.begins.filter(is_whole) {
+                        Some(begins) => self.whole(&work, begins, mark),
+                        None if end > written => Next::Error(ReadError::Beyond { written }),
+                        None if bytes + BLOCK_BYTES > buffer_bytes => Next::Error(ReadError::TooLong { bytes }),
+                        None => Next::Needs(end),
+                    };
+                }
                 Err(_) => {
-                    return match begins {
+                    return match work.begins {
                         // What is good before the damage is an answer.
                         Some(begins) if mark.at > begins.at => self.whole(&work, begins, mark),
                         _ => Next::Error(self.damage()),
@@ -401,8 +450,15 @@ impl<D: Disk> Reader<D> {
         }
     }
 
-    /// The answer that goes from `begins` to `ends`; a pad's skipped bytes may lie outside of the buffer.
+    /// The answer that goes from `begins` to `ends`; a pad's skipped bytes may lie outside of the buffer, but not of a
+    /// range.
     fn whole(&self, work: &Work, begins: Mark, ends: Mark) -> Next {
+        if ends.at == begins.at {
+            return Next::Answer(Answer { token: work.token, begins, offset: 0, len: 0 });
+        }
+        if self.good < ends.at && matches!(work.request, Request::Range { .. }) {
+            return Next::Needs(ends.at);
+        }
         let end = ends.at.min(self.good);
         Next::Answer(self.answer(work, begins, (end - begins.at) as usize))
     }

@@ -15,16 +15,18 @@ impl<D: Disk> Reader<D> {
     ///
     /// # Errors
     /// [`ReadError::Damaged`] when the bytes do not continue the chain; [`ReadError::Beyond`] when they reach into the last
-    /// block of the log, which is being written; otherwise why the file cannot be written.
+    /// block of the log, which is being written, or the log was cut since the answer; otherwise why the file cannot be
+    /// written.
     pub fn repair(&mut self, before: Mark, bytes: &[u8]) -> Result<(), ReadError> {
         self.interrupt();
-        let first = self.catalog.first().unwrap_or_default();
-        let written = self.catalog.written();
+        let catalog = self.catalog.clone();
+        let _changing = catalog.change();
+        let (first, written) = (catalog.first().unwrap_or_default(), catalog.written());
         let end = before.at + bytes.len() as u64;
         if before.at < first.at {
             return Err(ReadError::Trimmed { first });
         }
-        if end > written - written % BLOCK {
+        if end > self.repairable() || catalog.cuts() != self.cuts {
             return Err(ReadError::Beyond { written });
         }
         self.verify(before, bytes)?;
@@ -41,6 +43,12 @@ impl<D: Disk> Reader<D> {
             at = to;
         }
         Ok(())
+    }
+
+    /// Up to here the files are not written any more, and can be repaired.
+    pub(super) fn repairable(&self) -> u64 {
+        let written = self.catalog.written();
+        written - written % BLOCK
     }
 
     /// Follows the chain from `before` over `bytes`, which end between two entries.

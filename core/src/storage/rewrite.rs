@@ -42,6 +42,8 @@ impl<D: Disk> LogStore<D> {
 
     /// Does something of which a half leaves the store in no state to go on.
     fn command(&mut self, run: impl FnOnce(&mut Self) -> Result<(), StoreError>) -> Result<(), StoreError> {
+        let catalog = self.catalog.clone();
+        let _changing = catalog.change();
         let result = run(self);
         if let Err(error) = &result {
             self.failure.get_or_insert_with(|| error.clone());
@@ -253,13 +255,20 @@ impl<D: Disk> LogStore<D> {
         let bytes = self.scratch(IDENTITY_FILE_BYTES)?;
         bytes.put(0, &self.identity.encode());
         let (file, name) = (COMMAND_FILE, Name::IdentityNew);
+        if !self.saving.parted {
+            run(&mut self.disk, Op::SyncDirectory, name)?;
+        }
         run(&mut self.disk, Op::Open { file, name, create: true }, name)?;
         let written = write_all(&mut self.disk, file, &bytes, name)
             .and_then(|()| run(&mut self.disk, Op::Sync { file }, name).map(drop));
         self.disk.close(file);
         written?;
-        run(&mut self.disk, Op::Rename { from: name, to: Name::Identity }, name)?;
+        self.saving.parted = false;
+        if run(&mut self.disk, Op::Exchange { one: name, other: Name::Identity }, name).is_err() {
+            run(&mut self.disk, Op::Rename { from: name, to: Name::Identity }, name)?;
+        }
         run(&mut self.disk, Op::SyncDirectory, name)?;
+        self.saving.parted = true;
         self.saving.done();
         Ok(())
     }

@@ -271,6 +271,7 @@ impl Disk for SimHandle {
                 Kind::Sync(inode, blocks, file.length)
             }
             Op::Rename { from, to } => Kind::Rename(from, to),
+            Op::Exchange { one, other } => Kind::Exchange(one, other),
             Op::Remove { name } => Kind::Remove(name),
             Op::SyncDirectory => Kind::SyncDirectory(state.changed),
         };

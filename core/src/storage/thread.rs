@@ -10,8 +10,10 @@ use antelog_protocol::Lsn;
 
 use super::disk::Disk;
 use super::mark::Mark;
+use super::mend::Rot;
 use super::reader::{Answer, ReadError, Reader, Request};
 use crate::channel::spsc::{Consumer, Producer, channel};
+use crate::node::mailbox::{MailSender, Mailbox, mailbox};
 use crate::node::{Parker, Waker};
 use crate::transport::Full;
 
@@ -49,7 +51,7 @@ fn words<const N: usize>(bytes: &[u8]) -> [u64; N] {
 impl ReaderThread {
     /// Starts a thread for `reader`, which wakes the asking thread with `waker` when it has answered. `answers_bytes`, a
     /// power of two, bounds the answers that wait; one answer has at most half of that, and no more than the reader's
-    /// buffer.
+    /// buffer. What is rotten is asked of other replicas through `rot`.
     ///
     /// # Errors
     /// When the system has no memory, descriptors or threads left.
@@ -58,6 +60,7 @@ impl ReaderThread {
         reader: Reader<D>,
         answers_bytes: usize,
         waker: Waker,
+        rot: Option<MailSender<Rot>>,
     ) -> io::Result<(ReaderThread, ReaderClient)> {
         let (parker, own) = Parker::new()?;
         let (requests, asked) = channel(REQUESTS_BYTES, own.clone())?;
@@ -66,7 +69,9 @@ impl ReaderThread {
         let bytes_max = told.message_bytes_max() - ANSWER_BYTES;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
-        let run = move || Loop { reader, asked, told, parker, stop: stopped, held: None }.run();
+        let (answer, given) = mailbox(own.clone());
+        let mender = Mender { rot, answer, given, wanted: None, reached: 0 };
+        let run = move || Loop { reader, asked, told, parker, stop: stopped, held: None, mender }.run();
         let thread = std::thread::Builder::new().name(name.into()).spawn(run)?;
         Ok((ReaderThread { stop, waker: own, thread: Some(thread) }, ReaderClient { requests, answers, bytes_max }))
     }
@@ -91,6 +96,59 @@ struct Loop<D: Disk> {
     stop: Arc<AtomicBool>,
     /// An answer the queue had no room for.
     held: Option<(u64, Result<Answer, ReadError>)>,
+    mender: Mender,
+}
+
+/// Has rotten entries replaced before a request is answered that met them.
+struct Mender {
+    rot: Option<MailSender<Rot>>,
+    answer: MailSender<Option<(u16, Vec<u8>)>>,
+    given: Mailbox<Option<(u16, Vec<u8>)>>,
+    /// The request that waits, and what it met.
+    wanted: Option<(u64, ReadError)>,
+    /// The request that is at work was mended up to here: what is rotten before is so again.
+    reached: u64,
+}
+
+impl Mender {
+    /// Asks for what an answer lacks; false when it is to be given as it is.
+    fn asks<D: Disk>(&mut self, reader: &Reader<D>, token: u64, answer: &Result<Answer, ReadError>) -> bool {
+        let reached = std::mem::take(&mut self.reached);
+        let (Some(rot), Err(error @ ReadError::Damaged { before, until, .. })) = (&self.rot, answer) else {
+            return false;
+        };
+        let until = reader.repairable().min(*until);
+        let may_be = !matches!(reader.answered(), Some(Request::Range { mended: false, .. }));
+        let asks = may_be
+            && (before.at >= reached && before.at < until)
+            && rot.send(Rot::Found { before: *before, until, answer: self.answer.clone() });
+        if asks {
+            self.wanted = Some((token, *error));
+        }
+        asks
+    }
+
+    /// Puts right what was asked for, if the answer is there and is good: whether it was, and the request with its answer
+    /// if it is not.
+    fn mend<D: Disk>(&mut self, reader: &mut Reader<D>) -> Option<Result<(), (u64, ReadError)>> {
+        let (token, error) = self.wanted?;
+        let given = self.given.take()?;
+        self.wanted = None;
+        let (Some((giver, bytes)), ReadError::Damaged { before, .. }, Some(rot)) = (given, error, &self.rot) else {
+            return Some(Err((token, error)));
+        };
+        Some(match reader.repair(before, &bytes) {
+            Ok(()) => {
+                rot.send(Rot::Repaired { before, bytes: bytes.len(), giver });
+                self.reached = before.at + bytes.len() as u64;
+                Ok(())
+            }
+            Err(error) => {
+                rot.send(Rot::NotRepaired { lsn: before.lsn, error });
+                Err((token, error))
+            }
+        })
+    }
 }
 
 impl<D: Disk> Loop<D> {
@@ -101,12 +159,13 @@ impl<D: Disk> Loop<D> {
             if self.turn() {
                 continue;
             }
-            let Loop { reader, asked, told, parker, stop, held } = &mut self;
+            let Loop { reader, asked, told, parker, stop, held, mender } = &mut self;
             let needed = held.as_ref().map(|(_, answer)| ANSWER_BYTES + answer.map_or(0, |answer| answer.len));
             parker.park(&fds, None, || {
                 stop.load(Ordering::Acquire)
                     || match needed {
                         Some(needed) => told.room() >= needed,
+                        None if mender.wanted.is_some() => mender.given.waits(),
                         None => reader.prepare_wait() || !asked.is_empty(),
                     }
             });
@@ -121,6 +180,14 @@ impl<D: Disk> Loop<D> {
             }
             self.held = None;
         }
+        if self.mender.wanted.is_some() {
+            match self.mender.mend(&mut self.reader) {
+                None => return false,
+                Some(Ok(())) => self.reader.redo(),
+                Some(Err((token, error))) => self.held = Some((token, Err(error))),
+            }
+            return true;
+        }
         let mut work = false;
         while let Some(message) = self.asked.peek() {
             if !self.reader.request_words(message) {
@@ -131,7 +198,7 @@ impl<D: Disk> Loop<D> {
         }
         if let Some(answer) = self.reader.poll() {
             work = true;
-            if !self.tell(&answer) {
+            if !self.mender.asks(&self.reader, answer.0, &answer.1) && !self.tell(&answer) {
                 self.held = Some(answer);
             }
         }
@@ -169,7 +236,7 @@ impl<D: Disk> Reader<D> {
         let [token, kind, a, b] = words(message);
         let request = match kind {
             0 => Request::Entries { lsn: Lsn(a), bytes_max: b as usize },
-            _ => Request::Bytes { from: a, to: b },
+            _ => Request::Range { from: a, to: b, mended: kind == 1 },
         };
         self.request(token, request)
     }
@@ -184,7 +251,9 @@ impl ReaderClient {
         let message = self.bytes_max;
         let (kind, a, b) = match request {
             Request::Entries { lsn, bytes_max } => (0, lsn.0, bytes_max.min(message) as u64),
-            Request::Bytes { from, to } => (1, from, to.min(from.saturating_add(message as u64))),
+            Request::Range { from, to, mended } => {
+                (if mended { 1 } else { 2 }, from, to.min(from.saturating_add(message as u64)))
+            }
         };
         let words = [token, kind, a, b].map(u64::to_le_bytes);
         self.requests.push(&[&words[0], &words[1], &words[2], &words[3]])?;

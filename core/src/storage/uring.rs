@@ -139,8 +139,10 @@ impl UringDisk {
             Op::Open { file, name, create } => {
                 assert!(self.files[file].is_none(), "file {file} is open already");
                 let mut flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW;
-                flags |= if create { libc::O_CREAT | libc::O_TRUNC } else { 0 };
-                flags |= if self.place.direct && matches!(name, Name::Segment(_)) { libc::O_DIRECT } else { 0 };
+                let is_segment = matches!(name, Name::Segment(_));
+                flags |= if create { libc::O_CREAT } else { 0 };
+                flags |= if create && is_segment { libc::O_TRUNC } else { 0 };
+                flags |= if self.place.direct && is_segment { libc::O_DIRECT } else { 0 };
                 self.slots[at].opens = Some(file);
                 let name = self.name(at, 0, name);
                 opcode::OpenAt::new(directory, name).flags(flags).mode(0o600).build()
@@ -163,6 +165,10 @@ impl UringDisk {
             Op::Rename { from, to } => {
                 let (from, to) = (self.name(at, 0, from), self.name(at, 1, to));
                 opcode::RenameAt::new(directory, from, directory, to).build()
+            }
+            Op::Exchange { one, other } => {
+                let (one, other) = (self.name(at, 0, one), self.name(at, 1, other));
+                opcode::RenameAt::new(directory, one, directory, other).flags(libc::RENAME_EXCHANGE).build()
             }
             Op::Remove { name } => opcode::UnlinkAt::new(directory, self.name(at, 0, name)).build(),
             Op::SyncDirectory => opcode::Fsync::new(directory).build(),

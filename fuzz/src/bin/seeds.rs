@@ -128,6 +128,8 @@ fn nodes(write: &mut dyn FnMut(&str, Vec<u8>)) {
         NodeMessage::Greeting(Greeting { incarnation: 9, epoch: 2, bound: Place::default() }),
         NodeMessage::Start(Place::default()),
         NodeMessage::Session { client, next_seq: 5, last_lsn: Lsn(6) },
+        NodeMessage::Fetch { before: Place::default(), until_bytes: 7 },
+        NodeMessage::Fetched { at_bytes: 8, left_bytes: 9, bytes: b"entries" },
     ] {
         let len = message.encode(&mut buffer);
         write("node_message", buffer[..len].to_vec());

@@ -4,11 +4,14 @@ use super::change::{ChangeOutcome, change_code, change_from, outcome_code, outco
 use super::{DecodeError, Reader, Writer};
 use crate::types::{Change, ClientId, CutPoint, Lsn, Position, ReplicaId, ShardId};
 
-/// Bytes that hold any node message but an order entry.
+/// Bytes that hold any node message but an order entry and [`NodeMessage::Fetched`].
 pub const NODE_MESSAGE_BYTES_MAX: usize = 112;
 
 /// Bytes before the entry in [`NodeMessage::Order`].
 pub const ORDER_HEAD_BYTES: usize = 16;
+
+/// Bytes before the log's in [`NodeMessage::Fetched`].
+pub const FETCHED_HEAD_BYTES: usize = 24;
 
 /// The cumulative state of one replica: the newest supersedes all earlier ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -151,6 +154,23 @@ pub enum NodeMessage<'a> {
         /// The slot of its last record.
         last_lsn: Lsn,
     },
+    /// Replica to replica: my disk has lost what follows this place; give me whole entries from there on, as many as you
+    /// like and are bound, that end at this offset or before.
+    Fetch {
+        /// Where they begin.
+        before: Place,
+        /// Absolute offset in bytes.
+        until_bytes: u64,
+    },
+    /// The answer to `Fetch`, in as many messages as it takes, in order. An empty one: nothing is here.
+    Fetched {
+        /// Absolute offset of the first byte.
+        at_bytes: u64,
+        /// Bytes of the answer that follow in further messages.
+        left_bytes: u64,
+        /// Bytes of the log.
+        bytes: &'a [u8],
+    },
 }
 
 /// What replicas of a shard tell each other when they meet.
@@ -247,6 +267,13 @@ impl<'a> NodeMessage<'a> {
             NodeMessage::Session { client, next_seq, last_lsn } => {
                 w.u64(16).u128(client.0).u64(*next_seq).u64(last_lsn.0);
             }
+            NodeMessage::Fetch { before, until_bytes } => {
+                before.encode(w.u64(17));
+                w.u64(*until_bytes);
+            }
+            NodeMessage::Fetched { at_bytes, left_bytes, bytes } => {
+                w.u64(18).u64(*at_bytes).u64(*left_bytes).bytes(bytes);
+            }
         }
         w.len()
     }
@@ -266,7 +293,7 @@ impl<'a> NodeMessage<'a> {
                 reserved(r.u32()?.into())?;
                 NodeMessage::Target(Target { point: CutPoint { window, cut, prefix }, close, lead_ns })
             }
-            tag @ (3..=5 | 8..=16) => {
+            tag @ (3..=5 | 8..=18) => {
                 if r.bytes(7)?.iter().any(|b| *b != 0) {
                     return Err(DecodeError::Value("reserved"));
                 }
@@ -291,11 +318,13 @@ impl<'a> NodeMessage<'a> {
                     13 => NodeMessage::Started(Place::decode(&mut r)?),
                     14 => NodeMessage::Fence(Place::decode(&mut r)?),
                     15 => NodeMessage::Fenced(Place::decode(&mut r)?),
-                    _ => NodeMessage::Session {
+                    16 => NodeMessage::Session {
                         client: ClientId(r.u128()?),
                         next_seq: r.u64()?,
                         last_lsn: Lsn(r.u64()?),
                     },
+                    17 => NodeMessage::Fetch { before: Place::decode(&mut r)?, until_bytes: r.u64()? },
+                    _ => NodeMessage::Fetched { at_bytes: r.u64()?, left_bytes: r.u64()?, bytes: r.rest() },
                 }
             }
             6 => {
@@ -408,6 +437,8 @@ mod tests {
             NodeMessage::Fence(PLACE),
             NodeMessage::Fenced(PLACE),
             NodeMessage::Session { client, next_seq: 14, last_lsn: Lsn(15) },
+            NodeMessage::Fetch { before: PLACE, until_bytes: 16 },
+            NodeMessage::Fetched { at_bytes: 17, left_bytes: 18, bytes: &[6, 7, 8] },
         ];
         for message in others.into_iter().chain(changes).chain(outcomes) {
             let mut buffer = [0; NODE_MESSAGE_BYTES_MAX];
@@ -416,6 +447,7 @@ mod tests {
             let fixed = match message {
                 NodeMessage::Order { .. } => ORDER_HEAD_BYTES,
                 NodeMessage::SnapshotEntry { .. } => 8,
+                NodeMessage::Fetched { .. } => FETCHED_HEAD_BYTES,
                 _ => len,
             };
             for end in 0..fixed {

@@ -49,6 +49,7 @@ impl<T: Transport> ReplicaAgent<T> {
             NodeMessage::Started(place) => self.on_started(now_ns, at, place),
             NodeMessage::Fence(place) => self.on_fence(now_ns, at, place),
             NodeMessage::Fenced(place) => self.on_fenced(now_ns, at, place),
+            NodeMessage::Fetch { before, until_bytes } => self.on_fetch(at, before, until_bytes),
             _ => return false,
         }
         true
@@ -119,6 +120,20 @@ impl<T: Transport> ReplicaAgent<T> {
         }
         self.counters.joins.add(1);
         self.limit_log();
+    }
+
+    /// What a joiner was to be given next is kept no more: it is told where to begin once more.
+    pub(super) fn have_join_anew(&mut self, now_ns: u64, number: u16) {
+        let Some(Life::Leading(leader)) = &mut self.life else { return };
+        let Some(peer) = self.peers.iter_mut().find(|p| p.number == number && p.standing == Standing::Joining) else {
+            return;
+        };
+        peer.standing = Standing::Stranger;
+        leader.joiner = leader.joiner.filter(|joiner| joiner.number != number);
+        self.recount(now_ns);
+        // What was under way to it must not land behind what it is told then.
+        self.shut_out(Some(number));
+        self.have_one_join();
     }
 
     fn on_start(&mut self, now_ns: u64, at: usize, place: Place) {
@@ -349,7 +364,7 @@ impl<T: Transport> ReplicaAgent<T> {
         let has_gaps = follower.has_gaps();
         if has_gaps && self.disk.is_some() {
             let text = "bound records are in no log that is left: reading them says 'unavailable'".into();
-            let _ = self.notices.send(crate::node::mailbox::Notice::Warning { agent: self.name.clone(), text });
+            self.warn(text);
         }
         let (shard, log) = follower.take_over(config, self.options, drained, self.disk.is_some());
         let mut leader = Box::new(Leader::new(shard, log, has_gaps));

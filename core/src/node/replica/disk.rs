@@ -15,10 +15,11 @@ use super::catch_up::chunk_bytes;
 use crate::log::Verifier;
 use crate::node::Waker;
 use crate::node::agent::leave;
+use crate::node::mailbox::{Mailbox, mailbox};
 pub(super) use crate::storage::entry_bytes;
 use crate::storage::{
-    Condition, Damage, Disk, Keep, LogStore, Mark, OldEntries, OldEntriesThread, Owner, Reader, Request, Store,
-    StoreConfig, StoreError, Verify,
+    AFTER_DAMAGE, Condition, Damage, Disk, Keep, LogStore, Mark, OldEntries, OldEntriesThread, Owner, Reader, Request,
+    Rot, Store, StoreConfig, StoreError, Verify,
 };
 
 /// Segments are a quarter of the region, at most this many bytes.
@@ -59,6 +60,8 @@ pub struct DiskParts {
     pub(super) memory: Memory,
     pub(super) past: Past,
     pub(super) old: Box<dyn OldEntries>,
+    /// What both readers have found to be rotten.
+    pub(super) rot: Option<Mailbox<Rot>>,
 }
 
 /// What the directory remembers beside the log.
@@ -191,7 +194,7 @@ pub fn open<D: Disk + Send + 'static>(
     let (mut store, found) = LogStore::open(disk, &store_config, region).map_err(text)?;
     let place = store.disk().place();
     if !log.resume(found.in_region.into(), found.end.at) {
-        return Err(format!("{place}: the log's newest entries are not as they were verified: repair the disk"));
+        return Err(format!("{place}: the log's newest entries are not as they were verified: {AFTER_DAMAGE}"));
     }
     let mut memory = Memory::decode(&store.identity().note);
     // What counted was in memory, of which a sudden end may have lost the newest.
@@ -216,15 +219,18 @@ pub fn open<D: Disk + Send + 'static>(
         past.duplicates.restore(*client, *next_seq, *last_lsn);
     }
     let until = found.in_region.lsn;
-    scan(&mut reader, &mut past, found.first, until).map_err(|why| format!("{place}: {why}"))?;
+    scan(&mut reader, &mut past, found.first, until).map_err(|why| format!("{place}: {why}: {AFTER_DAMAGE}"))?;
     let answers_bytes = (4 * buffer_bytes).next_power_of_two();
-    let for_gate = OldEntriesThread::spawn("antelog-reader", reader, answers_bytes, gate_waker).map_err(cannot)?;
+    let (rot_mail, rot) = mailbox(waker.clone());
+    let rot_mail = Some(rot_mail);
+    let for_gate = OldEntriesThread::spawn("antelog-reader", reader, answers_bytes, gate_waker, rot_mail.clone())
+        .map_err(cannot)?;
     let chunk_bytes = chunk_bytes(options.record_bytes_max);
     let reader = store.reader(2 * chunk_bytes).map_err(cannot)?;
     let answers_bytes = (4 * chunk_bytes).next_power_of_two();
-    let old = OldEntriesThread::spawn("antelog-giver", reader, answers_bytes, waker).map_err(cannot)?;
+    let old = OldEntriesThread::spawn("antelog-giver", reader, answers_bytes, waker, rot_mail).map_err(cannot)?;
     let (flushed, keep) = (options.flushed, options.keep);
-    let parts = DiskParts { store: Box::new(store), flushed, keep, memory, past, old: Box::new(old) };
+    let parts = DiskParts { store: Box::new(store), flushed, keep, memory, past, old: Box::new(old), rot: Some(rot) };
     Ok(Opened { parts, old: Box::new(for_gate), notice })
 }
 
@@ -265,7 +271,7 @@ pub(super) struct OwnDisk {
 
 impl OwnDisk {
     pub(super) fn new(name: &str, parts: DiskParts) -> (OwnDisk, Past, Box<dyn OldEntries>) {
-        let DiskParts { store, flushed, keep, memory, past, old } = parts;
+        let DiskParts { store, flushed, keep, memory, past, old, rot: _ } = parts;
         // A record is at most half a segment.
         let segment_bytes = store.identity().layout.segment_bytes;
         let reserve_bytes = segment_bytes / 2 + segment_bytes / 16;

@@ -3,7 +3,6 @@
 
 use super::{Life, ReplicaAgent};
 use crate::channel::mirror::{CONTROL_REGION, FLUSHED_AT, ROOM_AT};
-use crate::node::mailbox::Notice;
 use crate::transport::{RemoteOffset, Transport};
 
 impl<T: Transport> ReplicaAgent<T> {
@@ -38,7 +37,7 @@ impl<T: Transport> ReplicaAgent<T> {
             } else {
                 "the disk has room again: the shard takes appends"
             };
-            let _ = self.notices.send(Notice::Warning { agent: self.name.clone(), text: text.into() });
+            self.warn(text.into());
         }
         if self.is_primary() {
             self.told_room = Some(room);
@@ -61,7 +60,8 @@ impl<T: Transport> ReplicaAgent<T> {
         match &self.life {
             Some(Life::Leading(leader)) => {
                 // What others are given from disk is kept for them.
-                let given = self.peers.iter().any(|p| p.from_disk);
+                let gives = |number| self.catch_up.as_ref().is_some_and(|catch_up| catch_up.gives_to(number));
+                let given = self.peers.iter().any(|p| p.from_disk && gives(p.number));
                 if let Some(first) = leader.log.first_place().filter(|_| !given) {
                     disk.drop_old(trimmed, first, leader.shard.sessions());
                 }
@@ -133,7 +133,7 @@ impl<T: Transport> ReplicaAgent<T> {
             && let Err(error) = disk.finish(end)
         {
             let text = format!("{error}: the newest records may not be on disk");
-            let _ = self.notices.send(Notice::Warning { agent: self.name.clone(), text });
+            self.warn(text);
         }
     }
 }

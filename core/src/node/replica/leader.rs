@@ -349,13 +349,13 @@ impl<T: Transport> ReplicaAgent<T> {
     }
 
     /// Replicates what was appended, and takes the report that is due.
-    pub(super) fn send_log(&mut self, _now_ns: u64) {
+    pub(super) fn send_log(&mut self, now_ns: u64) {
         let Some(Life::Leading(leader)) = &mut self.life else { return };
         if let Some(report) = leader.report.take() {
             self.report = report;
             self.spread_report();
         }
-        self.catch_up();
+        self.catch_up(now_ns);
         self.limit_log();
         let Some(Life::Leading(leader)) = &mut self.life else { return };
         let (tail, next_lsn) = (leader.log.tail(), leader.log.next_lsn());

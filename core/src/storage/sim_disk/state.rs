@@ -87,6 +87,7 @@ impl File {
 pub(super) enum Change {
     Made(Name, usize),
     Renamed(Name, Name, usize),
+    Exchanged((Name, usize), (Name, usize)),
     Removed(Name),
 }
 
@@ -100,6 +101,7 @@ pub(super) enum Kind {
     /// Files as they were when the sync began: inode and its unsynced blocks.
     Sync(usize, Vec<(u64, Block)>, u64),
     Rename(Name, Name),
+    Exchange(Name, Name),
     Remove(Name),
     /// So many changes had completed when it began.
     SyncDirectory(u64),
@@ -150,6 +152,10 @@ pub(super) fn apply(names: &mut BTreeMap<Name, usize>, change: Change) {
         Change::Renamed(from, to, inode) => {
             names.remove(&from);
             names.insert(to, inode);
+        }
+        Change::Exchanged((one, first), (other, second)) => {
+            names.insert(one, second);
+            names.insert(other, first);
         }
         Change::Removed(name) => {
             names.remove(&name);
@@ -292,6 +298,13 @@ impl State {
                 }
                 None => -libc::ENOENT,
             },
+            Kind::Exchange(one, other) => match (self.names.get(&one), self.names.get(&other)) {
+                (Some(&first), Some(&second)) => {
+                    self.change(Change::Exchanged((one, first), (other, second)));
+                    0
+                }
+                _ => -libc::ENOENT,
+            },
             Kind::Remove(name) => {
                 if !self.names.contains_key(&name) {
                     return -libc::ENOENT;
@@ -318,7 +331,9 @@ impl State {
             (Some(&inode), false) => inode,
             (None, false) => return -libc::ENOENT,
             (Some(&inode), true) => {
-                self.files[inode].cut(0);
+                if matches!(name, Name::Segment(_)) {
+                    self.files[inode].cut(0);
+                }
                 inode
             }
             (None, true) => {

@@ -226,3 +226,41 @@ fn a_log_cut_far_back_is_loaded_again() {
     store.settle().unwrap();
     assert_eq!(store.flushed(), scribe.end);
 }
+
+/// A replica that is fenced, promoted, started again or told to begin anew has to write down that it was.
+#[test]
+fn a_full_disk_takes_notes_cuts_and_beginnings() {
+    let disk = SimDisk::new(8);
+    let mut scribe = Scribe::new();
+    let (mut store, _) = open(&disk, &scribe).unwrap();
+    while scribe.end.at < 2 * SEGMENT_BYTES + 10_000 {
+        scribe.record(1000);
+        store.write_up_to(scribe.end);
+        store.flush();
+        store.settle().unwrap();
+    }
+    store.save_now(b"before").unwrap();
+    let fill = |space_bytes| disk.set_faults(Faults { space_bytes: Some(space_bytes), ..Faults::default() });
+    // Not a block is left.
+    fill(1);
+    store.save_now(b"fenced").unwrap();
+    let end = scribe.marks[scribe.marks.len() - 5];
+    store.truncate_to(end).unwrap();
+    scribe.cut(&end);
+    store.save_now(b"promoted").unwrap();
+    drop(store);
+    disk.end_process();
+    fill(1);
+    let (mut store, found) = open(&disk, &scribe).unwrap();
+    assert_eq!((found.end, &store.identity().note[..]), (end, &b"promoted"[..]));
+    store.save_now(b"again").unwrap();
+    // What a beginning takes is less than what it gives back.
+    fill(4 * SEGMENT_BYTES);
+    let begins = scribe.marks[scribe.marks.len() - 9];
+    store.start_over(begins).unwrap();
+    store.save_now(b"anew").unwrap();
+    drop(store);
+    disk.power_loss();
+    let (store, found) = open(&disk, &scribe).unwrap();
+    assert_eq!((found.first, found.end, &store.identity().note[..]), (begins, begins, &b"anew"[..]));
+}

@@ -1,5 +1,6 @@
 //! The same on real files: a temporary directory, a small file system that fills up, two processes, a reader's thread.
 
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,6 +10,7 @@ use antelog_protocol::wire::entry::{EntryHeader, EntryKind, HEADER_BYTES};
 
 use super::rig::*;
 use crate::node::Parker;
+use crate::node::mailbox::mailbox;
 use crate::sim::rng::Rng;
 use crate::storage::*;
 
@@ -206,7 +208,7 @@ fn entries_are_read_while_the_log_is_written_and_trimmed() {
     let (mut store, _) = open(&directory.0, true, &scribe);
     let (mut parker, waker) = Parker::new().unwrap();
     let reader = store.reader(128 << 10).unwrap();
-    let (thread, mut client) = ReaderThread::spawn("reader", reader, 256 << 10, waker).unwrap();
+    let (thread, mut client) = ReaderThread::spawn("reader", reader, 256 << 10, waker, None).unwrap();
     let (end, done) = (AtomicU64::new(0), AtomicBool::new(false));
     let counts = std::thread::scope(|scope| {
         let (end, done) = (&end, &done);
@@ -265,5 +267,93 @@ fn assert_entries(begins: Mark, bytes: &[u8], lsn: Lsn) {
             assert!(payload[..header.length as usize].iter().enumerate().all(|(n, byte)| *byte == expected(n)));
         }
         at += if header.kind == EntryKind::Pad { HEADER_BYTES + header.length as usize } else { header.span_bytes() };
+    }
+}
+
+/// Bytes of a segment's file, as they are on disk.
+fn bytes_of(directory: &Path, segment: u64) -> Vec<u8> {
+    std::fs::read(directory.join(Name::Segment(segment).to_string())).unwrap()
+}
+
+/// Turns bits around in a segment's file.
+fn rot(directory: &Path, segment: u64, at: u64) {
+    let file = std::fs::File::options().read(true).write(true).open(directory.join(Name::Segment(segment).to_string()));
+    let (file, at) = (file.unwrap(), crate::storage::HEADER_BYTES + at - segment);
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[!byte[0]], at).unwrap();
+    file.sync_all().unwrap();
+}
+
+/// A reader's thread has what is rotten replaced before it answers, and says so if nobody has it.
+#[test]
+fn a_readers_thread_asks_for_what_the_disk_has_lost_and_writes_it_in_place() {
+    let directory = Directory::new("rot");
+    let mut scribe = Scribe::new();
+    let (mut store, _) = open(&directory.0, true, &scribe);
+    let mut rng = Rng::new(9, 9);
+    while scribe.end.at < 3 * REGION_BYTES as u64 {
+        append(&mut scribe, &mut store, &mut rng);
+        store.flush();
+        store.settle().unwrap();
+    }
+    let (mut parker, waker) = Parker::new().unwrap();
+    let (sender, mut mailbox) = mailbox(waker.clone());
+    let reader = store.reader(256 << 10).unwrap();
+    let (_thread, mut client) = ReaderThread::spawn("reader", reader, 512 << 10, waker, Some(sender)).unwrap();
+    let segment = 3 * SEGMENT_BYTES;
+    let whole = bytes_of(&directory.0, segment);
+    let records = || scribe.marks.windows(2).filter(|p| p[1].lsn.0 == p[0].lsn.0 + 1 && p[1].at - p[0].at > 128);
+    let hit: Vec<Mark> = records().map(|pair| pair[0]).filter(|m| m.at > segment).take(3).collect();
+    let ranged = Request::Range { from: hit[0].at, to: hit[2].at + 100_000, mended: true };
+    let unmended = Request::Range { from: hit[0].at, to: hit[2].at + 100_000, mended: false };
+    let entries = Request::Entries { lsn: hit[2].lsn, bytes_max: 1 };
+    // What a request met, who helps, and whether it is answered.
+    for (request, helps, good) in [
+        (entries, true, true),
+        (ranged, true, true),
+        (unmended, true, false),
+        (entries, false, false),
+        (ranged, false, false),
+    ] {
+        // A header, and what a record holds.
+        rot(&directory.0, segment, hit[0].at + 20);
+        rot(&directory.0, segment, hit[2].at + 64 + 5);
+        client.request(1, request).unwrap();
+        let (mut found, mut repaired) = (0, 0);
+        let answer = loop {
+            parker.park(&[], None, || mailbox.waits() || !client.is_empty());
+            match mailbox.take() {
+                Some(Rot::Found { before, until, answer }) => {
+                    found += 1;
+                    assert!(hit.contains(&before) && until > before.at, "{before:?}");
+                    let end = scribe.before_at(before.at + 10_000).at;
+                    answer.send(helps.then(|| (4, scribe.slice(before.at, end.max(hit[1].at)).to_vec())));
+                }
+                Some(Rot::Repaired { before, bytes, giver: 4 }) => {
+                    repaired += 1;
+                    assert!(hit.contains(&before) && bytes > 0);
+                }
+                Some(told) => panic!("{told:?}"),
+                None => {}
+            }
+            if let Some(answer) = client.poll(|_, answer| answer.map(|(begins, bytes)| (begins, bytes.to_vec()))) {
+                break answer;
+            }
+        };
+        if good {
+            let (begins, bytes) = answer.unwrap();
+            assert!(bytes == scribe.slice(begins.at, begins.at + bytes.len() as u64) && !bytes.is_empty());
+            assert!(found > 0 && found == repaired);
+        } else {
+            assert!(matches!(answer, Err(ReadError::Damaged { .. })), "{answer:?}");
+            assert_eq!((found > 0, repaired), (request != unmended, 0));
+            // The second time puts it right.
+            rot(&directory.0, segment, hit[0].at + 20);
+            rot(&directory.0, segment, hit[2].at + 64 + 5);
+        }
+        if request != ranged {
+            assert!(bytes_of(&directory.0, segment) == whole, "the file is as it was written");
+        }
     }
 }

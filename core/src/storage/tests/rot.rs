@@ -36,13 +36,15 @@ fn any_slot_and_any_range_is_found() {
         assert!(bytes == scribe.slice(begins.at, begins.at + bytes.len() as u64) && bytes.len() >= 64);
         let from = rng.below(scribe.end.at);
         let to = rng.range(from + 1, scribe.end.at).min(from + (100 << 10));
-        let (begins, bytes) = read(&mut reader, Request::Bytes { from, to }).unwrap();
-        assert_eq!(begins.at, from);
-        assert!(bytes == scribe.slice(from, to));
+        let (begins, bytes) = read(&mut reader, Request::Range { from, to, mended: true }).unwrap();
+        let first = scribe.marks[scribe.marks.partition_point(|m| m.at < from)];
+        let end = scribe.before_at(to).at.max(first.at);
+        assert_eq!(begins, first);
+        assert!(bytes == scribe.slice(first.at, end), "{} bytes of {}", bytes.len(), end - first.at);
     }
     let beyond = read(&mut reader, Request::Entries { lsn: scribe.end.lsn, bytes_max: 1 });
     assert_eq!(beyond, Err(ReadError::Beyond { written: scribe.end.at }));
-    let beyond = read(&mut reader, Request::Bytes { from: 0, to: scribe.end.at + 1 });
+    let beyond = read(&mut reader, Request::Range { from: 0, to: scribe.end.at + 1, mended: true });
     assert_eq!(beyond, Err(ReadError::Beyond { written: scribe.end.at }));
 }
 
@@ -82,7 +84,7 @@ fn what_is_trimmed_is_told_apart_from_what_is_rotten_and_rot_is_repaired() {
     assert!(first.at >= SEGMENT_BYTES && first.at < 3 * SEGMENT_BYTES);
     assert_eq!(disk.files()[0].0, Name::Segment(first.at - first.at % SEGMENT_BYTES));
     assert_eq!(read(&mut reader, Request::Entries { lsn: Lsn(0), bytes_max: 1 }), Err(ReadError::Trimmed { first }));
-    assert_eq!(read(&mut reader, Request::Bytes { from: 0, to: 64 }), Err(ReadError::Trimmed { first }));
+    assert_eq!(read(&mut reader, Request::Range { from: 0, to: 64, mended: true }), Err(ReadError::Trimmed { first }));
     let mut rng = Rng::new(4, 5);
     for _ in 0..100 {
         // Only bits that a CRC covers can be seen: a header's.
@@ -131,4 +133,24 @@ fn retention_trims_by_bytes() {
     // A segment goes when all its entries are below: the one that straddles the next keeps it.
     assert!(scribe.end.at - first.at >= 3 * SEGMENT_BYTES && scribe.end.at - first.at < 6 * SEGMENT_BYTES);
     assert_eq!(store.trim_by(&Keep::default(), scribe.end.at), 0);
+}
+
+#[test]
+fn a_range_without_a_whole_entry_is_empty_and_one_with_rot_ends_before_it() {
+    let (disk, scribe, store) = log(600, 6);
+    let mut reader = store.reader(128 << 10).unwrap();
+    let mut range = |from, to| read(&mut reader, Request::Range { from, to, mended: false });
+    let marks = &scribe.marks;
+    assert_eq!(range(marks[10].at, marks[11].at - 1), Ok((marks[10], Vec::new())));
+    assert_eq!(range(marks[10].at + 1, marks[11].at), Ok((marks[11], Vec::new())));
+    let whole = scribe.slice(marks[10].at, marks[14].at);
+    assert_eq!(range(marks[10].at, marks[14].at), Ok((marks[10], whole.to_vec())));
+    let hit = marks[12];
+    let segment = hit.at - hit.at % SEGMENT_BYTES;
+    disk.flip(Name::Segment(segment), (HEADER_BYTES + hit.at - segment) * 8 + 77);
+    let mut reader = store.reader(128 << 10).unwrap();
+    let mut range = |from, to| read(&mut reader, Request::Range { from, to, mended: false });
+    let good = scribe.slice(marks[10].at, hit.at);
+    assert_eq!(range(marks[10].at, marks[14].at), Ok((marks[10], good.to_vec())));
+    assert!(matches!(range(hit.at, marks[14].at), Err(ReadError::Damaged { before, .. }) if before == hit));
 }

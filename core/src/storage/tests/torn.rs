@@ -66,7 +66,7 @@ fn durable_bytes_that_are_broken_are_damage_and_not_an_end() {
     let StoreError::Damaged { good_to, .. } = &error else { panic!("{error}") };
     assert_eq!(*good_to, broken.at);
     let line = error.to_string();
-    assert!(line.contains(&Name::Segment(segment).to_string()) && line.contains("rejoin"), "{line}");
+    assert!(line.contains(&Name::Segment(segment).to_string()) && line.contains("empty the directory"), "{line}");
     // A replica that fetches the rest from a peer takes what is good.
     let cut = StoreConfig { damage: Damage::Cut, ..config() };
     let found = reopen(&disk, &scribe, &cut).unwrap();
