@@ -230,9 +230,14 @@ impl Cluster {
         places.iter().for_each(|place| self.kill(*place));
     }
 
-    /// Tells the node at a place to end, and waits for it; its exit code.
+    /// Tells the node at a place to end, and waits for it.
     pub fn terminate(&mut self, place: usize) -> Result<(), String> {
         self.signal(place, Signal::TERM);
+        self.wait_for(place)
+    }
+
+    /// Waits for a node that was told to end.
+    fn wait_for(&mut self, place: usize) -> Result<(), String> {
         let Some(mut child) = self.children[place].take() else { return Ok(()) };
         let status = child.wait().map_err(|e| e.to_string())?;
         let id = self.nodes[place].id;
@@ -241,8 +246,9 @@ impl Cluster {
 
     /// Tells all nodes to end, and waits for them.
     pub fn terminate_all(&mut self) -> Result<(), String> {
+        // A second signal would end it at once.
         (0..self.nodes.len()).for_each(|place| self.signal(place, Signal::TERM));
-        (0..self.nodes.len()).try_for_each(|place| self.terminate(place))
+        (0..self.nodes.len()).try_for_each(|place| self.wait_for(place))
     }
 
     /// The end of all faults: whoever is stopped goes on, there is room on disks, the network is whole, everybody runs.

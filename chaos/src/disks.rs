@@ -60,11 +60,6 @@ impl Disks {
         Ok(())
     }
 
-    /// Those that are full.
-    pub fn full(&self) -> &[usize] {
-        &self.full
-    }
-
     /// None is full any more.
     pub fn free(&mut self) -> Result<(), String> {
         for place in std::mem::take(&mut self.full) {

@@ -187,17 +187,18 @@ fn disturb(
     let mut clients = Clients::start(cluster, folder, args.rate)?;
     let mut happened = Vec::new();
     let faults = faults(args, seed, cluster, &mut clients, &mut happened, interrupted);
-    // Also after a failure: what clients saw may tell why.
+    // Also after a failure: what clients saw, and how long they stood still, may tell why.
     let mended = cluster.mend().and_then(|()| cluster.wait_whole(HEALS_WITHIN));
     let finished = clients.finish(cluster);
     let view = mended.as_ref().map_or(1, |status| status.view());
     let history = history::read(folder)?;
     let circumstances = circumstances(args, &happened, view);
     circumstances.write(folder)?;
-    let verdict = check(&history, &circumstances);
     table(&happened, &progress(&history));
-    report(&verdict, view, clients.killed);
+    // A log that nobody could read to its end says nothing of what is missing.
     faults.and(mended.map(drop)).and(finished)?;
+    let verdict = check(&history, &circumstances);
+    report(&verdict, view, clients.killed);
     Ok(verdict.violations_total == 0)
 }
 
