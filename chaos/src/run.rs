@@ -256,7 +256,9 @@ fn faults(
 
 /// What happened, and how long nothing was confirmed.
 fn table(happened: &[Happened], progress: &[u64]) {
-    println!("\nfault                                     times   stall ms: median   longest   whole again s: longest");
+    println!(
+        "\nfault                                          times   stall ms: median   longest   whole again s: longest"
+    );
     for (kind, name) in KINDS {
         let of: Vec<&Happened> = happened.iter().filter(|h| h.kind == *kind).collect();
         let mut stalls: Vec<u64> = of.iter().map(|h| longest(progress, (h.begun_ns, h.whole_ns))).collect();
@@ -264,7 +266,7 @@ fn table(happened: &[Happened], progress: &[u64]) {
         let (Some(most), Some(middle)) = (stalls.last(), stalls.get(stalls.len() / 2)) else { continue };
         let whole_ns = of.iter().map(|h| h.whole_ns - h.ended_ns).max().unwrap_or(0);
         let (middle_ms, most_ms, whole_s) = (*middle as f64 / 1e6, *most as f64 / 1e6, whole_ns as f64 / 1e9);
-        println!("{name:<41} {:>5} {middle_ms:>18.1} {most_ms:>9.1} {whole_s:>24.1}", of.len());
+        println!("{name:<46} {:>5} {middle_ms:>18.1} {most_ms:>9.1} {whole_s:>24.1}", of.len());
     }
 }
 
