@@ -200,6 +200,7 @@ impl Cluster {
         let log: File = log.map_err(|e| format!("cannot write {}: {e}", path.display()))?;
         let mut command = self.network.command(place, &self.program);
         command.args(["node", "--id", &id.to_string(), "--config"]).arg(&self.config);
+        command.arg("--counters").arg(self.folder.join(format!("counters-{id}")));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.children[place] = Some(command.spawn().map_err(|e| format!("cannot start node {id}: {e}"))?);
         Ok(())
