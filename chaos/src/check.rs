@@ -9,7 +9,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::history::{Append, History, Outcome, Subscriber, Told};
+use crate::circumstances::Circumstances;
+use crate::history::{Append, Got, History, Outcome, Subscriber, Told};
 use crate::record::Name;
 
 /// Violations told of in full; more are counted.
@@ -32,6 +33,14 @@ pub struct Verdict {
     pub unknown_in_log: usize,
     /// Of them refused.
     pub refused: usize,
+    /// And of those because a disk was full.
+    pub disk_full: usize,
+    /// Reads of single positions.
+    pub reads: usize,
+    /// Of them without an answer in time.
+    pub reads_failed: usize,
+    /// Of them answered while a disk was full.
+    pub reads_while_full: usize,
     /// Records in the log at the end.
     pub records: usize,
     /// Positions bound at the end.
@@ -70,34 +79,32 @@ impl Log {
     }
 }
 
-/// Checks a history. `shard_losses`: how often a whole shard was lost, without which nothing may ever be taken back and
-/// nothing be unavailable.
-pub fn check(history: &History, shard_losses: u64) -> Verdict {
+/// Checks a history, which only the circumstances excuse from holding everything that was acknowledged.
+pub fn check(history: &History, circumstances: &Circumstances) -> Verdict {
     let mut verdict = Verdict { appends: history.appends.len(), ..Verdict::default() };
     let log = read_log(&history.last, &mut verdict);
     let by_name: HashMap<Name, &Append> = history.appends.iter().map(|a| (a.name, a)).collect();
     for (position, name) in &log.records {
         match by_name.get(name) {
             None => verdict.complain(format!("position {position} holds {name:?}, which nobody appended")),
-            Some(append) if append.outcome == Outcome::Refused => {
+            Some(append) if matches!(append.outcome, Outcome::Refused | Outcome::DiskFull) => {
                 verdict.complain(format!("{name:?} was refused and is in the log at position {position}"));
             }
             Some(_) => {}
         }
     }
-    acknowledged(&history.appends, &log, &mut verdict);
+    acknowledged(&history.appends, circumstances, &log, &mut verdict);
     lanes(&history.appends, &log, &mut verdict);
     real_time(history, &log, &mut verdict);
     for (name, subscriber) in &history.subscribers {
         subscribed(name, subscriber, &log, &by_name, &mut verdict);
     }
-    if shard_losses == 0 {
-        if verdict.fails > 0 {
-            verdict.complain(format!("{} times something was taken back, though no shard was lost", verdict.fails));
-        }
-        if verdict.unavailable > 0 {
-            verdict.complain(format!("{} positions are unavailable, though no shard was lost", verdict.unavailable));
-        }
+    reads(history, circumstances, &log, &mut verdict);
+    if circumstances.shard_losses == 0 && verdict.fails > 0 {
+        verdict.complain(format!("{} times something was taken back, though no shard was lost", verdict.fails));
+    }
+    if !circumstances.may_lack() && verdict.unavailable > 0 {
+        verdict.complain(format!("{} positions are unavailable, which nothing excuses", verdict.unavailable));
     }
     verdict
 }
@@ -144,7 +151,7 @@ fn read_log(last: &Subscriber, verdict: &mut Verdict) -> Log {
 }
 
 /// What was answered is so, and stays so.
-fn acknowledged(appends: &[Append], log: &Log, verdict: &mut Verdict) {
+fn acknowledged(appends: &[Append], circumstances: &Circumstances, log: &Log, verdict: &mut Verdict) {
     for append in appends {
         let (name, found) = (append.name, log.of.get(&append.name));
         match append.outcome {
@@ -153,7 +160,13 @@ fn acknowledged(appends: &[Append], log: &Log, verdict: &mut Verdict) {
                 match found {
                     Some(at) if *at == position => {}
                     Some(at) => verdict.complain(format!("{name:?} was acknowledged at {position} and is at {at}")),
-                    None if log.is_unavailable(position) => verdict.acknowledged_unavailable += 1,
+                    None if log.is_unavailable(position) => {
+                        verdict.acknowledged_unavailable += 1;
+                        let answered_ns = append.answered_ns.unwrap_or(u64::MAX);
+                        if !circumstances.may_be_gone(append.invoked_ns, answered_ns) {
+                            verdict.complain(format!("{name:?} was acknowledged at {position} and nobody has it"));
+                        }
+                    }
                     None => {
                         let instead = log.records.get(&position);
                         verdict.complain(format!(
@@ -167,6 +180,12 @@ fn acknowledged(appends: &[Append], log: &Log, verdict: &mut Verdict) {
                 verdict.unknown_in_log += usize::from(found.is_some());
             }
             Outcome::Refused => verdict.refused += 1,
+            Outcome::DiskFull => {
+                (verdict.refused, verdict.disk_full) = (verdict.refused + 1, verdict.disk_full + 1);
+                if !circumstances.was_full(append.invoked_ns, append.answered_ns.unwrap_or(u64::MAX)) {
+                    verdict.complain(format!("{name:?} was refused for a full disk, and none was"));
+                }
+            }
         }
     }
 }
@@ -176,7 +195,7 @@ fn position(append: &Append, log: &Log) -> Option<u64> {
     match append.outcome {
         Outcome::Acknowledged(position) => Some(position),
         Outcome::Unknown => log.of.get(&append.name).copied(),
-        Outcome::Refused => None,
+        Outcome::Refused | Outcome::DiskFull => None,
     }
 }
 
@@ -244,6 +263,36 @@ fn real_time(history: &History, log: &Log, verdict: &mut Verdict) {
         {
             verdict.complain(format!("{:?} is at {at}, and before it was called {}", append.name, floor.why));
         }
+    }
+}
+
+/// Single positions hold what the log does, at all times, and can be read while a disk is full.
+fn reads(history: &History, circumstances: &Circumstances, log: &Log, verdict: &mut Verdict) {
+    let mut answered = vec![0; circumstances.full_disks_ns.len()];
+    for read in &history.reads {
+        let (position, held) = (read.position, log.records.get(&read.position).copied());
+        verdict.reads += 1;
+        match read.got {
+            Got::Record(name) if name == held && name.is_some() => {}
+            Got::NoOp if held.is_none() => {}
+            // It was there when it was read.
+            Got::Record(Some(_)) if log.is_unavailable(position) => {}
+            // It had not returned.
+            Got::Unavailable if circumstances.shard_losses > 0 => continue,
+            Got::Nothing => {
+                verdict.reads_failed += 1;
+                continue;
+            }
+            _ if position >= log.end => continue,
+            ref got => verdict.complain(format!("a read of position {position} gave {got:?}, the log holds {held:?}")),
+        }
+        for (answered, (from, to)) in answered.iter_mut().zip(&circumstances.full_disks_ns) {
+            *answered += usize::from(*from < read.began_ns && read.ended_ns < *to);
+        }
+    }
+    verdict.reads_while_full = answered.iter().sum();
+    if !history.reads.is_empty() && answered.contains(&0) {
+        verdict.complain("while a disk was full no read was answered".into());
     }
 }
 

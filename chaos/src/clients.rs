@@ -1,4 +1,4 @@
-//! The client processes: writers and readers, each in a namespace of its own, and the one that reads everything at the end.
+//! The client processes: writers, readers and a prober, each in a namespace of its own, and the one that reads everything at the end.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -13,6 +13,8 @@ const PATIENCE: Duration = Duration::from_secs(90);
 pub const WRITERS: usize = 5;
 /// And of those.
 pub const READERS: usize = 2;
+/// And one that reads single positions.
+pub const PROBERS: usize = 1;
 
 struct Client {
     place: usize,
@@ -27,6 +29,7 @@ pub struct Clients {
     rate: u64,
     writers: Vec<Client>,
     readers: Vec<Client>,
+    prober: Option<Client>,
     started: u32,
     /// Writers that were killed.
     pub killed: u32,
@@ -42,6 +45,7 @@ impl Clients {
             rate,
             writers: Vec::new(),
             readers: Vec::new(),
+            prober: None,
             started: 0,
             killed: 0,
         };
@@ -53,6 +57,9 @@ impl Clients {
         for writer in 0..WRITERS {
             clients.start_writer(cluster, cluster.client_place(writer))?;
         }
+        let until = folder.join("stop").to_string_lossy().into_owned();
+        let place = cluster.client_place(WRITERS + READERS);
+        clients.prober = Some(clients.spawn(cluster, place, "prober", &["prober", "--until", &until])?);
         Ok(clients)
     }
 
@@ -95,7 +102,7 @@ impl Clients {
 
     /// A client that ended too early: it says why in its log.
     pub fn ended(&mut self) -> Option<String> {
-        let all = self.writers.iter_mut().chain(&mut self.readers);
+        let all = self.writers.iter_mut().chain(&mut self.readers).chain(&mut self.prober);
         let mut gone = all.filter_map(|c| c.child.try_wait().ok().flatten().map(|status| (c.name.clone(), status)));
         let (name, status) = gone.next()?;
         let said = std::fs::read_to_string(self.folder.join(format!("{name}.log"))).unwrap_or_default();
@@ -107,7 +114,8 @@ impl Clients {
         let stop = self.folder.join("stop");
         std::fs::write(&stop, "").map_err(|e| format!("cannot write {}: {e}", stop.display()))?;
         let until = Instant::now() + PATIENCE;
-        std::mem::take(&mut self.writers).into_iter().try_for_each(|writer| self.wait(writer, until))?;
+        let ending = std::mem::take(&mut self.writers).into_iter().chain(self.prober.take());
+        ending.collect::<Vec<_>>().into_iter().try_for_each(|client| self.wait(client, until))?;
         let last = self.reader(cluster, cluster.client_place(0), "last", true)?;
         self.wait(last, Instant::now() + PATIENCE)?;
         let until = Instant::now() + PATIENCE;
@@ -136,7 +144,7 @@ impl Clients {
 
 impl Drop for Clients {
     fn drop(&mut self) {
-        for client in self.writers.iter_mut().chain(&mut self.readers) {
+        for client in self.writers.iter_mut().chain(&mut self.readers).chain(&mut self.prober) {
             let _ = client.child.kill();
             let _ = client.child.wait();
         }

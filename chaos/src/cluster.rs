@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::circumstances::Durability;
+use crate::disks::Disks;
 use crate::network::{Network, address};
 use crate::record::RECORD_BYTES_MAX;
 
@@ -16,6 +18,9 @@ const PORT: u16 = 7000;
 const CLIENTS_PORT: u16 = 7001;
 /// How often it is asked how it is, while something is waited for.
 const ASK_EVERY: Duration = Duration::from_millis(150);
+
+/// It is told what a cluster lacks that is not whole after this.
+const LONG: Duration = Duration::from_secs(5);
 
 /// What a cluster is like.
 #[derive(Clone, Debug)]
@@ -25,6 +30,9 @@ pub struct Shape {
     pub spares: usize,
     pub suspect_ms: u64,
     pub region_bytes: usize,
+    pub durability: Durability,
+    /// Of each node's, if there are any.
+    pub disk_bytes: u64,
 }
 
 /// A node, its place in the network being its place in the list.
@@ -63,22 +71,28 @@ impl Status {
         self.0["view"].as_u64().unwrap_or(0)
     }
 
-    /// Everybody answers, every shard has its replicas, all sequencers vote.
-    fn is_whole(&self, shape: &Shape) -> bool {
+    /// What there is still to wait for until everybody answers, every shard has its replicas and all sequencers vote.
+    fn lacks(&self, shape: &Shape) -> Option<String> {
         let rows = |name: &str| self.0[name].as_array().map_or(&[][..], Vec::as_slice);
-        self.0["problems"].as_array().is_some_and(Vec::is_empty)
-            && rows("nodes").iter().all(|n| n["answers"] == true)
-            // Who was killed is a voter until the one in its place is: another kill now would be one too many.
-            && rows("nodes").iter().all(|n| n["part"] != "does not vote yet" && n["part"] != "is no member of its shard")
-            && rows("shards").iter().all(|s| s["members"].as_u64() >= Some(shape.replicas as u64))
-            && self.0["sequencers"]["voters"] == 3
-            && self.leader().is_some()
+        let silent = rows("nodes").iter().find(|n| n["answers"] != true);
+        // Who was killed is a voter until the one in its place is: another kill now would be one too many.
+        let parts = ["does not vote yet", "is no member of its shard"];
+        let idle = rows("nodes").iter().find(|n| parts.iter().any(|part| n["part"] == *part));
+        let small = rows("shards").iter().find(|s| s["members"].as_u64() < Some(shape.replicas as u64));
+        let problem = rows("problems").first().map(|p| format!("{p}"));
+        problem
+            .or_else(|| silent.map(|n| format!("node {} does not answer", n["node"])))
+            .or_else(|| idle.map(|n| format!("node {} {}", n["node"], n["part"])))
+            .or_else(|| small.map(|s| format!("shard {} has {} members", s["shard"], s["members"])))
+            .or_else(|| (self.0["sequencers"]["voters"] != 3).then(|| "not three sequencers vote".to_owned()))
+            .or_else(|| self.leader().is_none().then(|| "no sequencer leads".to_owned()))
     }
 }
 
 /// A cluster at work.
 pub struct Cluster {
     pub network: Network,
+    pub disks: Option<Disks>,
     pub nodes: Vec<Node>,
     shape: Shape,
     folder: PathBuf,
@@ -105,16 +119,22 @@ fn nodes(shape: &Shape) -> Vec<Node> {
     nodes
 }
 
-fn config(shape: &Shape, nodes: &[Node]) -> String {
+fn config(shape: &Shape, nodes: &[Node], disks: Option<&Disks>) -> String {
     let mut text = format!(
         "[cluster]\nname = \"chaos\"\nsuspect_ms = {}\nregion_bytes = {}\nrecord_bytes_max = {RECORD_BYTES_MAX}\n\
          client_ring_bytes = 1048576\n",
         shape.suspect_ms, shape.region_bytes
     );
+    if let Some(durability) = shape.durability.key() {
+        text += &format!("durability = \"{durability}\"\n");
+    }
     (0..shape.shards).for_each(|shard| text += &format!("[[shard]]\nid = {shard}\n"));
     for (place, node) in nodes.iter().enumerate() {
         text +=
             &format!("[[node]]\nid = {}\nrole = \"{}\"\nlisten = \"{}:{PORT}\"\n", node.id, node.role, address(place));
+        if let Some(disks) = disks {
+            text += &format!("data_dir = {:?}\n", disks.path(place));
+        }
         if let Some(shard) = node.shard {
             text += &format!("shard = {shard}\nclients = \"{}:{CLIENTS_PORT}\"\n", address(place));
         }
@@ -127,10 +147,15 @@ impl Cluster {
     pub fn start(shape: &Shape, clients: usize, program: &Path, folder: &Path) -> Result<Cluster, String> {
         let nodes = nodes(shape);
         let network = Network::new(nodes.len() + clients + 1)?;
+        let has_disks = shape.durability != Durability::Memory;
+        let disks =
+            has_disks.then(|| Disks::mount(&folder.join("disks"), nodes.len(), shape.disk_bytes)).transpose()?;
         let file = folder.join("cluster.toml");
-        std::fs::write(&file, config(shape, &nodes)).map_err(|e| format!("cannot write {}: {e}", file.display()))?;
+        std::fs::write(&file, config(shape, &nodes, disks.as_ref()))
+            .map_err(|e| format!("cannot write {}: {e}", file.display()))?;
         let mut cluster = Cluster {
             network,
+            disks,
             shape: shape.clone(),
             folder: folder.to_owned(),
             program: program.to_owned(),
@@ -175,6 +200,7 @@ impl Cluster {
         let log: File = log.map_err(|e| format!("cannot write {}: {e}", path.display()))?;
         let mut command = self.network.command(place, &self.program);
         command.args(["node", "--id", &id.to_string(), "--config"]).arg(&self.config);
+        command.arg("--counters").arg(self.folder.join(format!("counters-{id}")));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.children[place] = Some(command.spawn().map_err(|e| format!("cannot start node {id}: {e}"))?);
         Ok(())
@@ -205,17 +231,34 @@ impl Cluster {
         places.iter().for_each(|place| self.kill(*place));
     }
 
-    /// Tells the node at a place to end, and waits for it; its exit code.
+    /// Tells the node at a place to end, and waits for it.
     pub fn terminate(&mut self, place: usize) -> Result<(), String> {
         self.signal(place, Signal::TERM);
+        self.wait_for(place)
+    }
+
+    /// Waits for a node that was told to end.
+    fn wait_for(&mut self, place: usize) -> Result<(), String> {
         let Some(mut child) = self.children[place].take() else { return Ok(()) };
         let status = child.wait().map_err(|e| e.to_string())?;
         let id = self.nodes[place].id;
         if status.success() { Ok(()) } else { Err(format!("node {id} was told to end and did so with {status}")) }
     }
 
-    /// The end of all faults: whoever is stopped goes on, the network is whole, everybody runs.
+    /// Tells all nodes to end, and waits for them.
+    pub fn terminate_all(&mut self) -> Result<(), String> {
+        // A second signal would end it at once.
+        (0..self.nodes.len()).for_each(|place| self.signal(place, Signal::TERM));
+        (0..self.nodes.len()).try_for_each(|place| self.wait_for(place))
+    }
+
+    /// The end of all faults: whoever is stopped goes on, there is room on disks, the network is whole, everybody runs.
     pub fn mend(&mut self) -> Result<(), String> {
+        // Who was killed is started again; nobody else may be missing.
+        if let Some(ended) = self.ended() {
+            return Err(ended);
+        }
+        self.disks.as_mut().map_or(Ok(()), Disks::free)?;
         for place in std::mem::take(&mut self.stopped) {
             self.signal(place, Signal::CONT);
         }
@@ -243,21 +286,32 @@ impl Cluster {
             .map_err(|_| String::from_utf8_lossy(&output.stderr).trim().to_owned())
     }
 
-    /// Waits until everybody answers and every shard has all its replicas.
+    /// Waits until everybody answers and every shard has all its replicas; says what it waited for if that took long.
     pub fn wait_whole(&mut self, patience: Duration) -> Result<Status, String> {
-        let deadline = Instant::now() + patience;
+        let began = Instant::now();
+        let deadline = began + patience;
+        let mut lacked = String::new();
         loop {
             if let Some(ended) = self.ended() {
                 return Err(ended);
             }
             let status = self.status();
-            match status {
-                Ok(status) if status.is_whole(&self.shape) => return Ok(status),
-                other if Instant::now() > deadline => {
-                    let said = other.map_or_else(|why| why, |status| format!("{:#}", status.0));
-                    return Err(format!("it is not whole {patience:?} after everything was mended:\n{said}"));
+            let lacks = status.as_ref().map_or_else(|why| Some(why.clone()), |status| status.lacks(&self.shape));
+            match (status, lacks) {
+                (Ok(status), None) => {
+                    if began.elapsed() > LONG {
+                        println!("          whole after {:.1} s: {lacked}", began.elapsed().as_secs_f64());
+                    }
+                    return Ok(status);
                 }
-                _ => std::thread::sleep(ASK_EVERY),
+                (status, Some(lacks)) if Instant::now() > deadline => {
+                    let said = status.map_or_else(|why| why, |status| format!("{:#}", status.0));
+                    return Err(format!("it is not whole {patience:?} after everything was mended: {lacks}:\n{said}"));
+                }
+                (_, lacks) => {
+                    lacked = lacks.unwrap_or_default();
+                    std::thread::sleep(ASK_EVERY);
+                }
             }
         }
     }

@@ -1,5 +1,4 @@
-//! The faults, and how each is brought about. A kind more is an entry of [`KINDS`] and an arm of [`inject`]: a full disk
-//! belongs there as soon as replicas keep their logs in a `data_dir`.
+//! The faults, and how each is brought about. A kind more is an entry of [`KINDS`] and an arm of [`inject`].
 
 use std::time::Duration;
 
@@ -9,7 +8,8 @@ use rustix::process::Signal;
 use crate::cluster::{Cluster, Status};
 
 /// What can happen. One at a time, and the next when the cluster is whole again: so no shard without a disk ever loses all
-/// of its replicas, which may lose acknowledged records by design.
+/// of its replicas, which may lose acknowledged records by design, and no two sequencers forget at the same time, which
+/// leaves no majority that remembers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Kind {
     KillPrimary,
@@ -27,6 +27,26 @@ pub enum Kind {
     CutFromLeader,
     Terminate,
     KillWriter,
+    FillReplica,
+    FillSequencer,
+    LoseReplica,
+    LoseSequencer,
+    KillShard,
+    KillSequencers,
+    KillAll,
+    TerminateAll,
+}
+
+impl Kind {
+    /// Without disks it cannot happen, or all is forgotten by design.
+    pub fn needs_disks(self) -> bool {
+        self >= Kind::FillReplica
+    }
+
+    /// All replicas of a shard are killed at once.
+    pub fn is_sudden_end(self) -> bool {
+        matches!(self, Kind::KillShard | Kind::KillAll)
+    }
 }
 
 /// All of them, with their names.
@@ -46,6 +66,14 @@ pub const KINDS: &[(Kind, &str)] = &[
     (Kind::CutFromLeader, "partition of a primary and the leader, one way"),
     (Kind::Terminate, "SIGTERM and restart of a node"),
     (Kind::KillWriter, "kill -9 of a writer"),
+    (Kind::FillReplica, "full disk of a replica"),
+    (Kind::FillSequencer, "full disk of a sequencer"),
+    (Kind::LoseReplica, "kill -9 of a replica, its disk lost"),
+    (Kind::LoseSequencer, "kill -9 of a sequencer, its disk lost"),
+    (Kind::KillShard, "kill -9 of all of a shard"),
+    (Kind::KillSequencers, "kill -9 of all sequencers"),
+    (Kind::KillAll, "kill -9 of all"),
+    (Kind::TerminateAll, "SIGTERM and restart of all"),
 ];
 
 /// The name of a kind.
@@ -74,7 +102,12 @@ pub fn inject(cluster: &mut Cluster, status: &Status, kind: Kind, rng: &mut Rng)
     let others: Vec<u16> = sequencers.iter().copied().filter(|id| Some(*id) != leader).collect();
     let all: Vec<u16> = cluster.nodes.iter().map(|n| n.id).collect();
     let replicas: Vec<u16> = cluster.nodes.iter().filter(|n| n.shard == Some(shard)).map(|n| n.id).collect();
-    let long = Duration::from_millis(rng.scale(100, 4000));
+    let members: Vec<u16> = primary.into_iter().chain(backup).collect();
+    let long = match kind {
+        // As long as it takes to use up what was reserved.
+        Kind::FillReplica | Kind::FillSequencer => Duration::from_millis(rng.range(3000, 7000)),
+        _ => Duration::from_millis(rng.scale(100, 4000)),
+    };
     let targets: Vec<u16> = match kind {
         Kind::KillPrimary => primary.into_iter().collect(),
         Kind::KillBackup => backup.into_iter().collect(),
@@ -82,10 +115,14 @@ pub fn inject(cluster: &mut Cluster, status: &Status, kind: Kind, rng: &mut Rng)
         Kind::KillFollower => pick(rng, &others).into_iter().collect(),
         Kind::KillLeaderAndPrimary => leader.into_iter().chain(primary).collect(),
         Kind::StopReplica => pick(rng, &replicas).into_iter().collect(),
-        Kind::StopSequencer => pick(rng, &sequencers).into_iter().collect(),
+        Kind::FillReplica | Kind::LoseReplica => pick(rng, &members).into_iter().collect(),
+        Kind::StopSequencer | Kind::FillSequencer | Kind::LoseSequencer => pick(rng, &sequencers).into_iter().collect(),
         Kind::Isolate | Kind::Deafen | Kind::Mute | Kind::Terminate => pick(rng, &all).into_iter().collect(),
         Kind::SplitPair | Kind::SplitPairOneWay => primary.into_iter().chain(backup).collect(),
         Kind::CutFromLeader => primary.into_iter().chain(leader).collect(),
+        Kind::KillShard => replicas,
+        Kind::KillSequencers => sequencers,
+        Kind::KillAll | Kind::TerminateAll => all,
         Kind::KillWriter => return Ok(None),
     };
     let needed = match kind {
@@ -95,6 +132,13 @@ pub fn inject(cluster: &mut Cluster, status: &Status, kind: Kind, rng: &mut Rng)
     if targets.len() < needed {
         return Ok(None);
     }
+    bring_about(cluster, kind, &targets, rng)?;
+    let what = targets.iter().map(|id| id.to_string()).collect::<Vec<_>>().join(", ");
+    let what = if targets.len() == 1 { format!("node {what}") } else { format!("nodes {what}") };
+    Ok(Some(Injected { what, lasts: long }))
+}
+
+fn bring_about(cluster: &mut Cluster, kind: Kind, targets: &[u16], rng: &mut Rng) -> Result<(), String> {
     let places: Vec<usize> = targets.iter().map(|id| cluster.place(*id)).collect();
     let everywhere = 0..cluster.client_place(crate::run::CLIENTS_MAX);
     match kind {
@@ -118,8 +162,15 @@ pub fn inject(cluster: &mut Cluster, status: &Status, kind: Kind, rng: &mut Rng)
             cluster.network.block(places[from], places[at])?;
         }
         Kind::Terminate => cluster.terminate(places[0])?,
+        Kind::TerminateAll => cluster.terminate_all()?,
+        Kind::FillReplica | Kind::FillSequencer => {
+            cluster.disks.as_mut().map_or(Ok(()), |disks| disks.fill(places[0]))?;
+        }
+        Kind::LoseReplica | Kind::LoseSequencer => {
+            cluster.kill_all(&places);
+            cluster.disks.as_ref().map_or(Ok(()), |disks| disks.lose(places[0]))?;
+        }
         _ => cluster.kill_all(&places),
     }
-    let what = targets.iter().map(|id| format!("node {id}")).collect::<Vec<_>>().join(" and ");
-    Ok(Some(Injected { what, lasts: long }))
+    Ok(())
 }

@@ -26,6 +26,8 @@ pub enum Outcome {
     Acknowledged(u64),
     /// Not in the log.
     Refused,
+    /// Not in the log: a disk was full.
+    DiskFull,
     /// Nobody said.
     Unknown,
 }
@@ -60,6 +62,32 @@ pub enum Told {
     Read { position: u64, record: Option<Name> },
 }
 
+/// What a read of one position gave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Got {
+    /// A record; `None`: its bytes are nobody's record.
+    Record(Option<Name>),
+    /// There is none.
+    NoOp,
+    /// Nobody has what is bound there.
+    Unavailable,
+    /// No answer in time.
+    Nothing,
+}
+
+/// A read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Read {
+    /// Before it was called.
+    pub began_ns: u64,
+    /// After its answer.
+    pub ended_ns: u64,
+    /// Of which position.
+    pub position: u64,
+    /// What it gave.
+    pub got: Got,
+}
+
 /// What one subscriber was told, and when.
 pub type Subscriber = Vec<(u64, Told)>;
 
@@ -70,6 +98,8 @@ pub struct History {
     pub appends: Vec<Append>,
     /// By file.
     pub subscribers: BTreeMap<String, Subscriber>,
+    /// Of single positions.
+    pub reads: Vec<Read>,
     /// A subscriber that came when all was over and read everything up to the log's end.
     pub last: Subscriber,
 }
@@ -117,6 +147,40 @@ pub fn told_line(journal: &mut Journal, now_ns: u64, told: &Told) {
         }
         Told::Read { position, record: None } => journal.say(format_args!("r {now_ns} {position}")),
     }
+}
+
+/// A line of a prober.
+pub fn read_line(journal: &mut Journal, read: &Read) {
+    let Read { began_ns, ended_ns, position, got } = read;
+    match got {
+        Got::Record(Some(name)) => {
+            journal.say(format_args!("r {began_ns} {ended_ns} {position} {} {}", name.writer, name.seq));
+        }
+        Got::Record(None) => journal.say(format_args!("r {began_ns} {ended_ns} {position}")),
+        Got::NoOp => journal.say(format_args!("n {began_ns} {ended_ns} {position}")),
+        Got::Unavailable => journal.say(format_args!("u {began_ns} {ended_ns} {position}")),
+        Got::Nothing => journal.say(format_args!("x {began_ns} {ended_ns} {position}")),
+    }
+}
+
+/// Reads what a prober wrote.
+pub fn read_reads(path: &Path) -> Result<Vec<Read>, String> {
+    let mut reads = Vec::new();
+    for (at, (kind, numbers)) in lines(path)?.into_iter().enumerate() {
+        let wrong = || format!("{}:{}: no line of a prober", path.display(), at + 1);
+        let numbers: Vec<u64> = numbers.iter().map(|n| *n as u64).collect();
+        let [began_ns, ended_ns, position, ref name @ ..] = numbers[..] else { return Err(wrong()) };
+        let got = match (&kind[..], name) {
+            ("r", [writer, seq]) => Got::Record(Some(Name { writer: *writer as u32, seq: *seq })),
+            ("r", _) => Got::Record(None),
+            ("n", _) => Got::NoOp,
+            ("u", _) => Got::Unavailable,
+            ("x", _) => Got::Nothing,
+            _ => return Err(wrong()),
+        };
+        reads.push(Read { began_ns, ended_ns, position, got });
+    }
+    Ok(reads)
 }
 
 /// The whole lines of a file: their kind and numbers.
@@ -172,6 +236,7 @@ pub fn read_writer(path: &Path, writer: u32) -> Result<Vec<Append>, String> {
         append.outcome = match &kind[..] {
             "a" => Outcome::Acknowledged(*rest.first().ok_or_else(wrong)? as u64),
             "r" => Outcome::Refused,
+            "f" => Outcome::DiskFull,
             "u" => Outcome::Unknown,
             _ => return Err(wrong()),
         };
@@ -179,7 +244,7 @@ pub fn read_writer(path: &Path, writer: u32) -> Result<Vec<Append>, String> {
     Ok(appends)
 }
 
-/// Reads everything that clients left in a folder: `writer-N`, `reader-N` and `last`.
+/// Reads everything that clients left in a folder: `writer-N`, `reader-N`, `prober` and `last`.
 pub fn read(folder: &Path) -> Result<History, String> {
     let mut history = History::default();
     let failed = |e: std::io::Error| format!("cannot read {}: {e}", folder.display());
@@ -194,6 +259,8 @@ pub fn read(folder: &Path) -> Result<History, String> {
             history.appends.extend(read_writer(&path, writer)?);
         } else if name.starts_with("reader-") {
             history.subscribers.insert(name.clone(), read_subscriber(&path)?);
+        } else if name == "prober" {
+            history.reads = read_reads(&path)?;
         } else if name == "last" {
             history.last = read_subscriber(&path)?;
         }

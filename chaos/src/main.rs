@@ -2,11 +2,14 @@
 //! a checker of what was seen. See `antelog-chaos --help`.
 
 mod check;
+mod circumstances;
 mod clients;
 mod cluster;
+mod disks;
 mod faults;
 mod history;
 mod network;
+mod prober;
 mod reader;
 mod record;
 mod run;
@@ -36,27 +39,27 @@ enum Command {
     Check {
         /// The folder with the histories
         folder: PathBuf,
-        /// How often a whole shard was lost
-        #[arg(long, default_value_t = 0)]
-        shard_losses: u64,
     },
     /// Append records and write down what was answered: what a run starts as a client
     Writer(writer::WriterArgs),
     /// Follow the log and write down what was told: what a run starts as a client
     Reader(reader::ReaderArgs),
+    /// Read single positions and write down what they hold: what a run starts as a client
+    Prober(prober::ProberArgs),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         Command::Stalls(args) => stalls::run(&args),
-        Command::Check { folder, shard_losses } => history::read(&folder).map(|history| {
-            let verdict = check::check(&history, shard_losses);
+        Command::Check { folder } => history::read(&folder).and_then(|history| {
+            let verdict = check::check(&history, &circumstances::Circumstances::read(&folder)?);
             println!("{verdict:#?}");
-            verdict.violations_total == 0
+            Ok(verdict.violations_total == 0)
         }),
         Command::Writer(args) => writer::run(&args).map(|()| true),
         Command::Reader(args) => reader::run(&args).map(|()| true),
+        Command::Prober(args) => prober::run(&args).map(|()| true),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

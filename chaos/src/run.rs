@@ -1,6 +1,5 @@
 //! A run: a cluster, clients, faults from a seed, and at the end the question whether what clients saw can be.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,17 +10,29 @@ use clap::Args;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::check::{Verdict, check};
-use crate::clients::{Clients, READERS, WRITERS};
+use crate::circumstances::{Circumstances, Durability};
+use crate::clients::{Clients, PROBERS, READERS, WRITERS};
 use crate::cluster::{Cluster, Shape};
 use crate::faults::{KINDS, Kind, inject, name};
 use crate::history::{self, now_ns};
 use crate::stall::{longest, progress};
 
 /// Places for clients.
-pub const CLIENTS_MAX: usize = WRITERS + READERS;
+pub const CLIENTS_MAX: usize = WRITERS + READERS + PROBERS;
 
 /// How long a cluster may take to be whole again when nothing disturbs it any more.
 const HEALS_WITHIN: Duration = Duration::from_secs(60);
+
+/// A region that holds everything, where it is the only place.
+const MEMORY_BYTES: usize = 1 << 30;
+/// A small one, so that much is read from disk and a full disk is felt soon.
+const REGION_BYTES: usize = 1 << 20;
+/// Of a node's disk, besides what is written in the run's time.
+const DISK_BYTES: u64 = 64 << 20;
+/// More than a shard takes in a second.
+const DISK_BYTES_A_SECOND: u64 = 1 << 20;
+/// Who met a full disk may learn so late that there is room again, in nanoseconds.
+const FULL_FOR_LONGER_NS: u64 = 2_000_000_000;
 
 /// Arguments of a run.
 #[derive(Args)]
@@ -44,6 +55,9 @@ pub struct RunArgs {
     /// cluster.suspect_ms
     #[arg(long, default_value_t = 400)]
     suspect_ms: u64,
+    /// What an acknowledgement promises; unless it is memory, every node has a small file system of its own in memory
+    #[arg(long, value_enum, default_value_t)]
+    durability: Durability,
     /// Only these kinds of fault; else all
     #[arg(long, value_enum, value_delimiter = ',')]
     kinds: Vec<Kind>,
@@ -87,7 +101,23 @@ impl PlaceArgs {
 /// A fault that happened: from its begin until the cluster was whole again.
 struct Happened {
     kind: Kind,
-    span_ns: (u64, u64),
+    /// When it was brought about, and when it ended.
+    begun_ns: u64,
+    ended_ns: u64,
+    whole_ns: u64,
+}
+
+/// What of it excuses what clients saw.
+fn circumstances(args: &RunArgs, happened: &[Happened], shard_losses: u64) -> Circumstances {
+    let of = |is: fn(&Happened) -> bool, longer_ns| -> Vec<(u64, u64)> {
+        happened.iter().filter(|h| is(h)).map(|h| (h.begun_ns, h.ended_ns + longer_ns)).collect()
+    };
+    Circumstances {
+        durability: args.durability,
+        shard_losses,
+        sudden_ends_ns: of(|h| h.kind.is_sudden_end(), 0),
+        full_disks_ns: of(|h| h.kind == Kind::FillReplica, FULL_FOR_LONGER_NS),
+    }
 }
 
 /// Ends a run when somebody wants it to, so that namespaces are removed.
@@ -112,10 +142,14 @@ pub fn run(args: &RunArgs) -> Result<bool, String> {
         replicas: args.replicas.into(),
         spares: 1,
         suspect_ms: args.suspect_ms,
-        region_bytes: 1 << 30,
+        region_bytes: if args.durability == Durability::Memory { MEMORY_BYTES } else { REGION_BYTES },
+        durability: args.durability,
+        disk_bytes: DISK_BYTES + args.seconds * DISK_BYTES_A_SECOND,
     };
+    let keeps = args.durability.key().unwrap_or("memory only");
     println!(
-        "seed {seed}: 3 sequencers, {} shards × {} replicas + a spare, {WRITERS} writers, {READERS} subscribers, {} s",
+        "seed {seed}: {keeps}, 3 sequencers, {} shards × {} replicas + a spare, {WRITERS} writers, {READERS} \
+         subscribers, {} s",
         args.shards, args.replicas, args.seconds
     );
     let mut cluster = match Cluster::start(&shape, CLIENTS_MAX, &program, &folder) {
@@ -153,14 +187,18 @@ fn disturb(
     let mut clients = Clients::start(cluster, folder, args.rate)?;
     let mut happened = Vec::new();
     let faults = faults(args, seed, cluster, &mut clients, &mut happened, interrupted);
-    // Also after a failure: what clients saw may tell why.
+    // Also after a failure: what clients saw, and how long they stood still, may tell why.
     let mended = cluster.mend().and_then(|()| cluster.wait_whole(HEALS_WITHIN));
     let finished = clients.finish(cluster);
     let view = mended.as_ref().map_or(1, |status| status.view());
     let history = history::read(folder)?;
-    let verdict = check(&history, view);
-    report(&verdict, &happened, &progress(&history), view, clients.killed);
+    let circumstances = circumstances(args, &happened, view);
+    circumstances.write(folder)?;
+    table(&happened, &progress(&history));
+    // A log that nobody could read to its end says nothing of what is missing.
     faults.and(mended.map(drop)).and(finished)?;
+    let verdict = check(&history, &circumstances);
+    report(&verdict, view, clients.killed);
     Ok(verdict.violations_total == 0)
 }
 
@@ -178,25 +216,37 @@ fn faults(
     let mut status = cluster.wait_whole(HEALS_WITHIN)?;
     // Every kind comes once before any comes again.
     let mut kinds: Vec<Kind> = Vec::new();
+    let can_be = |kind: &Kind| {
+        let is_asked_for = args.kinds.is_empty() || args.kinds.contains(kind);
+        is_asked_for && (args.durability != Durability::Memory || !kind.needs_disks())
+    };
+    if !KINDS.iter().any(|(kind, _)| can_be(kind)) {
+        return Err("none of these kinds can be without disks: give --durability".into());
+    }
     while started.elapsed() < Duration::from_secs(args.seconds) && !interrupted.load(Ordering::Relaxed) {
         std::thread::sleep(Duration::from_millis(rng.range(50, 600)));
         if kinds.is_empty() {
-            kinds = KINDS.iter().map(|(kind, _)| *kind).collect();
-            kinds.retain(|kind| args.kinds.is_empty() || args.kinds.contains(kind));
+            kinds = KINDS.iter().map(|(kind, _)| *kind).filter(can_be).collect();
         }
         let kind = kinds.swap_remove(rng.below(kinds.len() as u64) as usize);
-        let begin_ns = now_ns();
-        let what = if kind == Kind::KillWriter {
-            clients.kill_writer(cluster, rng.below(64) as usize)?
+        let begun_ns = now_ns();
+        let (what, lasts) = if kind == Kind::KillWriter {
+            (clients.kill_writer(cluster, rng.below(64) as usize)?, Duration::ZERO)
         } else {
             let Some(injected) = inject(cluster, &status, kind, &mut rng)? else { continue };
-            std::thread::sleep(injected.lasts);
-            cluster.mend()?;
-            format!("{} for {} ms", injected.what, injected.lasts.as_millis())
+            (injected.what, injected.lasts)
         };
-        println!("{:>7.1} s  {}: {what}", started.elapsed().as_secs_f64(), name(kind));
-        status = cluster.wait_whole(HEALS_WITHIN).map_err(|e| format!("after {}: {what}: {e}", name(kind)))?;
-        happened.push(Happened { kind, span_ns: (begin_ns, now_ns()) });
+        println!("{:>7.1} s  {}: {what} for {} ms", started.elapsed().as_secs_f64(), name(kind), lasts.as_millis());
+        std::thread::sleep(lasts);
+        // What was not written when it was killed is gone; others' answers may be under way for as long as it is away.
+        let ended_ns = now_ns();
+        let mended = cluster.mend().and_then(|()| cluster.wait_whole(HEALS_WITHIN));
+        happened.push(Happened { kind, begun_ns, ended_ns, whole_ns: now_ns() });
+        let view = status.view();
+        status = mended.map_err(|e| format!("after {}: {what}: {e}", name(kind)))?;
+        if status.view() > view {
+            println!("          view {}: a shard was lost", status.view());
+        }
         if let Some(ended) = clients.ended() {
             return Err(ended);
         }
@@ -204,26 +254,37 @@ fn faults(
     Ok(())
 }
 
-fn report(verdict: &Verdict, happened: &[Happened], progress: &[u64], view: u64, killed: u32) {
-    let mut stalls: BTreeMap<Kind, Vec<f64>> = BTreeMap::new();
-    for fault in happened {
-        stalls.entry(fault.kind).or_default().push(longest(progress, fault.span_ns) as f64 / 1e6);
-    }
-    println!("\nfault                                            times   stall ms: median   longest");
-    for (kind, name) in KINDS {
-        let Some(list) = stalls.get_mut(kind) else { continue };
-        list.sort_unstable_by(f64::total_cmp);
-        println!("{name:<48} {:>5} {:>18.1} {:>9.1}", list.len(), list[list.len() / 2], list[list.len() - 1]);
-    }
+/// What happened, and how long nothing was confirmed.
+fn table(happened: &[Happened], progress: &[u64]) {
     println!(
-        "\n{} appends: {} confirmed to their writers, {} refused, {} unknown of which {} are in the log ({killed} writers \
-         killed)\n{} records at {} positions; {view} whole shards lost, {} times taken back ({} records), {} positions \
-         unavailable ({} acknowledged)",
+        "\nfault                                          times   stall ms: median   longest   whole again s: longest"
+    );
+    for (kind, name) in KINDS {
+        let of: Vec<&Happened> = happened.iter().filter(|h| h.kind == *kind).collect();
+        let mut stalls: Vec<u64> = of.iter().map(|h| longest(progress, (h.begun_ns, h.whole_ns))).collect();
+        stalls.sort_unstable();
+        let (Some(most), Some(middle)) = (stalls.last(), stalls.get(stalls.len() / 2)) else { continue };
+        let whole_ns = of.iter().map(|h| h.whole_ns - h.ended_ns).max().unwrap_or(0);
+        let (middle_ms, most_ms, whole_s) = (*middle as f64 / 1e6, *most as f64 / 1e6, whole_ns as f64 / 1e9);
+        println!("{name:<46} {:>5} {middle_ms:>18.1} {most_ms:>9.1} {whole_s:>24.1}", of.len());
+    }
+}
+
+fn report(verdict: &Verdict, view: u64, killed: u32) {
+    println!(
+        "\n{} appends: {} confirmed to their writers, {} refused ({} for a full disk), {} unknown of which {} are in the \
+         log ({killed} writers killed)\n{} reads of single positions: {} without an answer within a second, {} answered \
+         while a disk was full\n{} records at {} positions; {view} whole shards lost, {} times taken back ({} records), \
+         {} positions unavailable ({} acknowledged)",
         verdict.appends,
         verdict.acknowledged,
         verdict.refused,
+        verdict.disk_full,
         verdict.unknown,
         verdict.unknown_in_log,
+        verdict.reads,
+        verdict.reads_failed,
+        verdict.reads_while_full,
         verdict.records,
         verdict.positions,
         verdict.fails,

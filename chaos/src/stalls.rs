@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use crate::circumstances::Durability;
 use crate::clients::Clients;
 use crate::cluster::{Cluster, Shape, Status};
 use crate::history::{self, History, Told, now_ns};
@@ -109,7 +110,15 @@ fn measure(
     program: &std::path::Path,
     folder: &std::path::Path,
 ) -> Result<Option<Measured>, String> {
-    let shape = Shape { shards: 2, replicas: 2, spares: 0, suspect_ms: args.suspect_ms, region_bytes: 1 << 28 };
+    let shape = Shape {
+        shards: 2,
+        replicas: 2,
+        spares: 0,
+        suspect_ms: args.suspect_ms,
+        region_bytes: 1 << 28,
+        durability: Durability::Memory,
+        disk_bytes: 0,
+    };
     let mut cluster = match Cluster::start(&shape, CLIENTS_MAX, program, folder) {
         Ok(cluster) => cluster,
         Err(why) => {

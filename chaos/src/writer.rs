@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use antelog::{Client, ClientOptions, Error, Pending, ShardId};
+use antelog::{Client, ClientOptions, Error, Pending, Refusal, ShardId};
 use antelog_core::sim::rng::Rng;
 use clap::Args;
 
@@ -111,6 +111,7 @@ fn note(journal: &mut Journal, seq: u64, answer: &Result<antelog::Position, Erro
     let now = now_ns();
     match answer {
         Ok(position) => journal.say(format_args!("a {seq} {now} {position}")),
+        Err(Error::Refused { refusal: Refusal::DiskFull, .. }) => journal.say(format_args!("f {seq} {now}")),
         Err(Error::Refused { .. } | Error::ShardLost { .. }) => journal.say(format_args!("r {seq} {now}")),
         Err(Error::Unknown { .. }) => journal.say(format_args!("u {seq} {now}")),
         Err(error) => return Err(format!("append {seq}: {error}")),

@@ -1,6 +1,13 @@
 //! Histories as they should be, and what is found in those that somebody has spoiled.
 
 use super::*;
+use crate::circumstances::Durability;
+use crate::history::Read;
+
+/// Disks there are none, and whole shards were lost so often.
+fn lost(shard_losses: u64) -> Circumstances {
+    Circumstances { shard_losses, ..Circumstances::default() }
+}
 
 fn name(writer: u32, seq: u64) -> Name {
     Name { writer, seq }
@@ -39,14 +46,19 @@ fn good() -> History {
         (95, Told::Confirm { upto: 6 }),
     ];
     let last = told.iter().map(|(_, told)| (100, told.clone())).collect();
-    History { appends, subscribers: BTreeMap::from([("reader-0".to_owned(), told.to_vec())]), last }
+    History {
+        appends,
+        subscribers: BTreeMap::from([("reader-0".to_owned(), told.to_vec())]),
+        last,
+        ..History::default()
+    }
 }
 
 /// What is found when somebody has spoiled a good history.
 fn found(spoil: impl FnOnce(&mut History)) -> Vec<String> {
     let mut history = good();
     spoil(&mut history);
-    check(&history, 0).violations
+    check(&history, &lost(0)).violations
 }
 
 #[track_caller]
@@ -61,7 +73,7 @@ fn reader(history: &mut History) -> &mut Subscriber {
 
 #[test]
 fn a_good_history_is_good() {
-    let verdict = check(&good(), 0);
+    let verdict = check(&good(), &lost(0));
     let expected = Verdict { appends: 4, acknowledged: 4, records: 4, positions: 6, ..Verdict::default() };
     assert_eq!(verdict, expected);
 }
@@ -94,7 +106,7 @@ fn an_unknown_outcome_may_be_either_but_not_twice() {
     );
     let mut history = good();
     with(&mut history, 4);
-    let verdict = check(&history, 0);
+    let verdict = check(&history, &lost(0));
     assert_eq!((verdict.unknown, verdict.unknown_in_log), (1, 1));
 }
 
@@ -181,15 +193,55 @@ fn what_is_taken_back_needs_a_lost_shard_and_was_not_bound() {
     only(|h| fail(h, 5), "1 times something was taken back, though no shard was lost");
     let mut history = good();
     fail(&mut history, 5);
-    let verdict = check(&history, 1);
+    let verdict = check(&history, &lost(1));
     assert_eq!((&verdict.violations[..], verdict.fails, verdict.taken_back), (&[][..], 1, 1));
     let mut history = good();
     reader(&mut history).push((99, Told::Fail { from: 2 }));
-    assert!(check(&history, 1).violations[0].contains("everything from 2 on was taken back, 6 was bound"));
+    assert!(check(&history, &lost(1)).violations[0].contains("everything from 2 on was taken back, 6 was bound"));
     // Bound records that nobody has any more: by design, where a whole shard without a disk is lost.
     let mut history = good();
     history.last[2].1 = Told::Unavailable { from: 2, to: 3 };
-    assert!(check(&history, 0).violations_total > 0);
-    let verdict = check(&history, 1);
+    assert!(check(&history, &lost(0)).violations_total > 0);
+    let verdict = check(&history, &lost(1));
     assert_eq!((&verdict.violations[..], verdict.acknowledged_unavailable, verdict.unavailable), (&[][..], 1, 1));
+}
+
+#[test]
+fn with_disks_only_the_newest_may_be_gone_and_only_after_a_sudden_end() {
+    let mut history = good();
+    history.last[2].1 = Told::Unavailable { from: 2, to: 3 };
+    let mut circumstances =
+        Circumstances { durability: Durability::Replicated, sudden_ends_ns: vec![(45, 46)], ..lost(1) };
+    let verdict = check(&history, &circumstances);
+    assert_eq!((&verdict.violations[..], verdict.acknowledged_unavailable), (&[][..], 1));
+    circumstances.durability = Durability::Flushed;
+    let violations = check(&history, &circumstances).violations;
+    assert!(violations[0].contains("was acknowledged at 2 and nobody has it"), "{violations:?}");
+    // It was acknowledged after it.
+    circumstances.durability = Durability::Replicated;
+    circumstances.sudden_ends_ns = vec![(5, 6)];
+    let violations = check(&history, &circumstances).violations;
+    assert!(violations[0].contains("was acknowledged at 2 and nobody has it"), "{violations:?}");
+}
+
+#[test]
+fn a_full_disk_refuses_appends_and_no_reads() {
+    let mut history = good();
+    let refused = Append { outcome: Outcome::DiskFull, ..append(3, 0, 30, 40, 0) };
+    history.appends.push(refused);
+    assert!(check(&history, &lost(0)).violations[0].contains("was refused for a full disk, and none was"));
+    let full = Circumstances { durability: Durability::Flushed, full_disks_ns: vec![(25, 50)], ..lost(0) };
+    let verdict = check(&history, &full);
+    assert_eq!((verdict.violations_total, verdict.refused, verdict.disk_full), (0, 1, 1));
+    let read = |position, got| Read { began_ns: 30, ended_ns: 31, position, got };
+    history.reads.push(read(2, Got::Nothing));
+    assert!(check(&history, &full).violations[0].contains("while a disk was full no read was answered"));
+    history.reads.push(read(2, Got::Record(Some(name(2, 0)))));
+    let verdict = check(&history, &full);
+    assert_eq!((verdict.violations_total, verdict.reads, verdict.reads_failed, verdict.reads_while_full), (0, 2, 1, 1));
+    history.reads.push(read(1, Got::NoOp));
+    for wrong in [read(2, Got::NoOp), read(1, Got::Record(Some(name(2, 0)))), read(3, Got::Unavailable)] {
+        history.reads[2] = wrong;
+        assert!(check(&history, &full).violations[0].contains("a read of position"));
+    }
 }

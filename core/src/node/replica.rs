@@ -526,7 +526,6 @@ impl<T: Transport> Agent for ReplicaAgent<T> {
     }
 
     fn duty_cycle(&mut self, now_ns: u64) -> usize {
-        self.look_at_room();
         let mut work = self.take_events(now_ns);
         if !self.is_primary() {
             // The acknowledgement of what has landed: the primary waits for it, and not for the verification.

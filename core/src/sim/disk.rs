@@ -30,6 +30,8 @@ pub(crate) struct SimDisk {
     rng: Rng,
     /// Longest time that a flush takes, in nanoseconds.
     most_ns: u64,
+    /// Nothing is kept until it has room again.
+    pub(crate) full: bool,
 }
 
 /// A member's journal on it.
@@ -48,7 +50,7 @@ pub(crate) struct SimJournal {
 impl SimDisk {
     /// An empty disk.
     pub(crate) fn new(rng: Rng, most_ns: u64) -> Rc<RefCell<SimDisk>> {
-        Rc::new(RefCell::new(SimDisk { kept: Vec::new(), pending: VecDeque::new(), rng, most_ns }))
+        Rc::new(RefCell::new(SimDisk { kept: Vec::new(), pending: VecDeque::new(), rng, most_ns, full: false }))
     }
 
     /// The machine stops: of what is on its way a prefix is kept, torn at the end.
@@ -140,7 +142,7 @@ impl Journal for SimJournal {
     fn kept(&mut self, now_ns: u64) -> Result<u64, String> {
         self.now_ns = now_ns;
         let mut disk = self.disk.borrow_mut();
-        while disk.pending.front().is_some_and(|p| p.due_ns <= now_ns) {
+        while !disk.full && disk.pending.front().is_some_and(|p| p.due_ns <= now_ns) {
             let Some(pending) = disk.pending.pop_front() else { break };
             self.told = pending.number;
             disk.keep(&pending);
@@ -152,8 +154,13 @@ impl Journal for SimJournal {
         self.bytes > LONG_BYTES
     }
 
+    fn is_full(&self) -> bool {
+        self.disk.borrow().full
+    }
+
     fn deadline_ns(&self) -> Option<u64> {
-        self.disk.borrow().pending.front().map(|p| p.due_ns).filter(|_| self.flushed)
+        let disk = self.disk.borrow();
+        disk.pending.front().map(|p| p.due_ns).filter(|_| self.flushed && !disk.full)
     }
 
     fn close(&mut self) {

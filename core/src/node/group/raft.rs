@@ -373,6 +373,10 @@ impl RaftGroup {
         self.pump();
         if self.leads.is_some() {
             self.replace_members();
+            if self.disk_is_full() {
+                // It learns nothing of what it does not keep, so nobody would.
+                self.hand_over();
+            }
         }
         if self.ticks.is_multiple_of(HEARTBEAT_TICKS as u64) {
             let mask = self.heard_mask();

@@ -396,6 +396,32 @@ fn members_say_which_replicas_they_hear() {
 }
 
 #[test]
+fn a_leader_whose_disk_is_full_hands_over_and_follows() {
+    for lost in 0..3 {
+        let mut net = Net::on_disks(3, 1);
+        let leader = net.leader();
+        if leader != lost {
+            net.group(leader).transfer_leadership(lost);
+            net.run(10);
+        }
+        assert_eq!(net.leader(), lost);
+        net.disks[lost].borrow_mut().full = true;
+        // Well before a silent leader would be followed.
+        net.run(8);
+        let [next] = net.leaders()[..] else { panic!("{:?} lead", net.leaders()) };
+        assert_ne!(next, lost);
+        for number in 0..20u32 {
+            assert!(net.group(next).propose(number.to_le_bytes().to_vec()));
+            net.run(2);
+        }
+        assert_eq!((net.leaders(), net.committed(next).len()), (vec![next], 20));
+        net.disks[lost].borrow_mut().full = false;
+        net.run(10);
+        assert_eq!(net.committed(lost).len(), 20);
+    }
+}
+
+#[test]
 fn members_come_back_with_what_they_have_kept() {
     let mut net = Net::on_disks(3, 1);
     let leader = net.leader();

@@ -385,9 +385,12 @@ impl<T: Transport> ReplicaAgent<T> {
             leader.shard.restart_replica(own, lsn);
         }
         let counted = others | if flushed.is_some() { 1 << own } else { 0 };
-        leader.begin(now_ns, counted, &mut self.gate.answers);
         self.life = Some(Life::Leading(leader));
+        // Before it fills anything: the region may be full.
         self.limit_log();
+        if let Some(Life::Leading(leader)) = &mut self.life {
+            leader.begin(now_ns, counted, &mut self.gate.answers);
+        }
         self.counters.is_primary.set(1);
         self.counters.is_member.set(1);
         self.publish();

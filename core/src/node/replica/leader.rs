@@ -168,7 +168,7 @@ impl Leader {
 
 impl<T: Transport> ReplicaAgent<T> {
     /// Tells the protocol how much room fills have. A cycle writes far less than what separates the steps.
-    pub(super) fn look_at_room(&mut self) {
+    fn look_at_room(&mut self) {
         let Some(Life::Leading(leader)) = &mut self.life else { return };
         let room = if leader.log.make_room(0).is_ok() && leader.log.tail() <= leader.disk_room {
             FillRoom::Plenty
@@ -368,8 +368,9 @@ impl<T: Transport> ReplicaAgent<T> {
         }
     }
 
-    /// Tells the log what may be dropped and overwritten: at the end of every cycle, and at once when another replica is to
-    /// follow from a place, because appends of the same cycle must not overwrite what it is to be given.
+    /// Tells the log what may be dropped and overwritten, and the protocol how much room that leaves: at the end of every
+    /// cycle, and at once when another replica is to follow from a place, because appends of the same cycle must not
+    /// overwrite what it is to be given.
     pub(super) fn limit_log(&mut self) {
         let Some(Life::Leading(leader)) = &mut self.life else { return };
         let mut drained = self.peers.iter().map(super::Peer::drained).min().unwrap_or(u64::MAX);
@@ -382,6 +383,7 @@ impl<T: Transport> ReplicaAgent<T> {
             written = disk.store.written();
         }
         leader.log.set_limits(leader.shard.committed(), drained, written);
+        self.look_at_room();
     }
 
     pub(super) fn publish(&mut self) {

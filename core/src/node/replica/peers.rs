@@ -124,11 +124,12 @@ impl Peer {
         }
     }
 
-    /// It follows from a place on. What it said meanwhile of flushed slots may still be of its last log: behind the place
-    /// that is void.
+    /// It follows from a place on. What it said meanwhile may still be of its last log: behind the place that is void, or
+    /// what it has not verified would be overwritten.
     pub(super) fn restart(&mut self, place: Place) {
-        let flushed = self.mirror.flushed().min(place.lsn);
+        let (flushed, drained) = (self.mirror.flushed().min(place.lsn), self.mirror.drained().min(place.at_bytes));
         self.mirror.control().store_u64(FLUSHED_AT, flushed.0);
+        self.mirror.control().store_u64(DRAINED_AT, drained);
         self.mirror.restart(place.at_bytes);
     }
 
@@ -166,4 +167,28 @@ pub(super) fn peers(own: u16, replicas: u16, source: RegionKey, region_bytes: us
         })
     };
     others.map(peer).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use antelog_protocol::Lsn;
+
+    use super::*;
+
+    #[test]
+    fn what_a_replica_said_of_its_last_log_is_void_behind_the_place_it_follows_from() {
+        let mut peer = peers(0, 2, RegionKey(0), 1 << 20).unwrap().remove(0);
+        peer.standing = Standing::Starting(Place { at_bytes: 4096, lsn: Lsn(10), ..Place::default() });
+        assert_eq!(peer.drained(), 4096);
+        // Under way when it was told to start.
+        peer.mirror.control().store_u64(DRAINED_AT, 1 << 30);
+        peer.mirror.control().store_u64(FLUSHED_AT, 1 << 20);
+        peer.restart(Place { at_bytes: 4096, lsn: Lsn(10), ..Place::default() });
+        peer.standing = Standing::Joining;
+        assert_eq!((peer.drained(), peer.mirror.flushed()), (4096, Lsn(10)));
+        // What it has said of this one counts.
+        peer.mirror.control().store_u64(DRAINED_AT, 2048);
+        peer.restart(Place { at_bytes: 4096, lsn: Lsn(10), ..Place::default() });
+        assert_eq!(peer.drained(), 2048);
+    }
 }
