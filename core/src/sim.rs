@@ -31,6 +31,7 @@ pub mod rng;
 mod run;
 mod sequencers;
 pub mod stage;
+mod stores;
 mod tap;
 pub mod trace;
 mod workload;

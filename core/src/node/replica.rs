@@ -34,7 +34,7 @@ use antelog_protocol::wire::node::{NODE_MESSAGE_BYTES_MAX, NodeMessage, Place, R
 use antelog_protocol::{Lsn, ReplicaId, ShardId};
 
 use self::catch_up::CatchUp;
-pub use self::disk::{DiskOptions, DiskParts, Opened, open as open_disk};
+pub use self::disk::{DiskOptions, DiskParts, Opened, Readers, open as open_disk};
 use self::disk::{OwnDisk, Past};
 use self::follower::Follower;
 use self::leader::{Leader, LeaderCounters};
@@ -563,6 +563,7 @@ impl<T: Transport> Agent for ReplicaAgent<T> {
             || self.mailbox.waits()
             || self.requests_wait()
             || self.disk.as_mut().is_some_and(|disk| disk.store.prepare_wait())
-            || self.catch_up.as_mut().is_some_and(CatchUp::waits)
+            // Answers are taken by whoever leads.
+            || self.is_primary() && self.catch_up.as_mut().is_some_and(CatchUp::waits)
     }
 }

@@ -13,6 +13,10 @@ use crate::log::Retention;
 const ANSWERS_BYTES: usize = 1 << 20;
 /// Seeds in which processes die, are cut off or seem to be, or shards are lost, in percent.
 const SEEDS_STRUCK_PERCENT: u64 = 40;
+/// Seeds in which replicas have disks, in percent.
+const SEEDS_ON_DISK_PERCENT: u64 = 12;
+/// The same where power may be lost because the user wants it.
+const CHOSEN_ON_DISK_PERCENT: u64 = 50;
 
 /// Single knobs chosen by the user instead of the seed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,12 +37,12 @@ pub struct Overrides {
 
 /// Kinds of faults, to choose from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FaultSet(u8);
+pub struct FaultSet(u16);
 
 impl FaultSet {
     /// Every kind by its name.
-    pub const NAMES: [&'static str; 7] =
-        ["lost-links", "pauses", "sessions", "leaders", "crashes", "partitions", "shard-loss"];
+    pub const NAMES: [&'static str; 8] =
+        ["lost-links", "pauses", "sessions", "leaders", "crashes", "partitions", "shard-loss", "power"];
     /// No fault at all.
     pub const NONE: FaultSet = FaultSet(0);
     /// All kinds.
@@ -107,9 +111,9 @@ pub struct FaultKnobs {
     pub dial_fails_percent: u64,
     /// Between sessions that are dropped for new ones, per client. `None`: never.
     pub new_session_every_ns: Option<u64>,
-    /// Between deaths of a process, walls that nothing passes, pauses that make suspect, and losses of whole shards. `None`:
-    /// none.
-    pub strike_every_ns: [Option<u64>; 4],
+    /// Between deaths of a process, walls that nothing passes, pauses that make suspect, losses of whole shards, and of power
+    /// everywhere. `None`: none.
+    pub strike_every_ns: [Option<u64>; 5],
     /// Longest time that one of them lasts, in nanoseconds.
     pub strike_ns: u64,
     /// Processes that die without a word to their peers, in percent.
@@ -123,6 +127,19 @@ impl FaultKnobs {
     pub fn strikes(&self) -> bool {
         self.strike_every_ns.iter().any(Option::is_some) || self.aim.is_some()
     }
+}
+
+/// Disks that the replicas keep their logs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskKnobs {
+    /// What is not on every member's disk does not count: durability `flushed`, not `replicated`.
+    pub flushed: bool,
+    /// An operation takes at least and at most so many nanoseconds.
+    pub delay_ns: (u64, u64),
+    /// Writes that stop short, in percent.
+    pub short_percent: u64,
+    /// Lives of a replica that a failed sync ends, in percent.
+    pub sync_fails_percent: u64,
 }
 
 /// How the ordering adapts, and what an operator asks of it meanwhile.
@@ -211,6 +228,8 @@ pub struct Knobs {
     pub disk_ns: Option<u64>,
     /// What is not on the sequencers' disks does not count.
     pub flushed: bool,
+    /// Replicas keep their logs on disks. `None`: in memory only, and a process comes back without.
+    pub replica_disks: Option<DiskKnobs>,
     /// Processes that serve shards, each with a gate.
     pub processes: u16,
     /// All agents of a process share a thread.
@@ -311,6 +330,7 @@ impl Knobs {
             raft_tick_ns: group.scale(500_000, 5_000_000),
             disk_ns: group.percent(60).then(|| group.scale(10_000, 2_000_000)),
             flushed: group.percent(50),
+            replica_disks: None,
             processes: rng.range(1, u64::from(shards.min(4))) as u16,
             shared_threads: rng.percent(40),
             ordering,
@@ -348,7 +368,12 @@ impl Knobs {
                 ..faults
             },
         };
+        let disks = &mut Rng::new(seed, 9);
+        let has_disks = draw_power(disks, &mut knobs, overrides.faults);
         draw_strikes(&mut Rng::new(seed, 6), &mut knobs, overrides.faults);
+        if let Some(flushed) = has_disks {
+            knobs.replica_disks = Some(draw_disks(disks, flushed, knobs.suspect_ns));
+        }
         knobs
     }
 
@@ -435,10 +460,40 @@ fn draw_faults(rng: &mut Rng, shards: u16, tick_ns: u64) -> FaultKnobs {
         leader_every_ns: None,
         dial_fails_percent: rng.pick(&[0, 0, 20, 50]),
         new_session_every_ns: rng.percent(25).then(|| rng.scale(10_000_000, 200_000_000)),
-        strike_every_ns: [None; 4],
+        strike_every_ns: [None; 5],
         strike_ns: 0,
         silent_percent: 0,
         aim: None,
+    }
+}
+
+/// Whether replicas have disks, and are the durability `flushed`; and whether everything loses power at once, which needs
+/// sequencers that keep what they know.
+fn draw_power(rng: &mut Rng, knobs: &mut Knobs, chosen: Option<FaultSet>) -> Option<bool> {
+    let percent = chosen.map_or(SEEDS_ON_DISK_PERCENT, |set| if set.has("power") { CHOSEN_ON_DISK_PERCENT } else { 0 });
+    let (drawn, flushed, all) = (rng.percent(percent), rng.percent(60), rng.percent(60));
+    let every_ns = rng.scale(knobs.load.load_ns / 4 + 1, knobs.load.load_ns + 1);
+    let disk_ns = rng.scale(10_000, 500_000);
+    if !drawn {
+        return None;
+    }
+    // A cluster has one durability, but a sequencer on its own always flushes.
+    knobs.flushed = flushed;
+    if all && (flushed || knobs.sequencers == 1) {
+        knobs.disk_ns = knobs.disk_ns.or(Some(disk_ns));
+        knobs.faults.strike_every_ns[4] = Some(every_ns);
+    }
+    Some(flushed)
+}
+
+/// A cut of a log takes dozens of operations, within which nobody is to be suspected.
+fn draw_disks(rng: &mut Rng, flushed: bool, suspect_ns: u64) -> DiskKnobs {
+    let most_ns = rng.scale(2_000, (suspect_ns / 64).clamp(2_001, 500_000));
+    DiskKnobs {
+        flushed,
+        delay_ns: (rng.below(most_ns / 2), most_ns),
+        short_percent: rng.pick(&[0, 0, 10]),
+        sync_fails_percent: rng.pick(&[0, 0, 10, 30]),
     }
 }
 
@@ -469,7 +524,8 @@ fn draw_strikes(rng: &mut Rng, knobs: &mut Knobs, chosen: Option<FaultSet>) {
     if chosen_has("leaders") == Some(false) {
         faults.leader_every_ns = None;
     }
-    faults.strike_every_ns = [crash, wall, pause, shard];
+    let power = faults.strike_every_ns[4];
+    faults.strike_every_ns = [crash, wall, pause, shard, power];
     let aims = [Aim::First, Aim::BeforeMiddle, Aim::Middle, Aim::Last, Aim::Granted];
     let aim = rng.pick(&aims);
     faults.aim = Some(aim).filter(|_| rng.percent(40) && (crash.is_some() || shard.is_some()));
@@ -541,6 +597,7 @@ impl fmt::Display for Knobs {
             self.wake_ns,
             self.backoff_ns
         )?;
+        writeln!(f, "replica_disks={:?}", self.replica_disks)?;
         write!(f, "{:?}\n{:?}\n{:?}\n{:?}", self.policy, self.net, self.load, self.faults)
     }
 }

@@ -29,7 +29,7 @@ mod writes;
 pub use disk::{BLOCK_BYTES, Completion, Disk, FILES_MAX, Name, OPERATIONS_MAX, Op};
 pub use error::StoreError;
 pub use format::{CLUSTER_BYTES_MAX, HEADER_BYTES, Identity, Layout, NOTE_BYTES_MAX, Owner};
-pub use keep::{OldEntries, OldEntriesThread, OldRead, Store};
+pub use keep::{OldEntries, OldEntriesPolled, OldEntriesThread, OldRead, Store};
 pub use mark::{Mark, entry_bytes};
 pub use reader::{Answer, ReadError, Reader, Request};
 pub use recover::{Recovered, refill_margin};

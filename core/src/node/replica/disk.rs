@@ -17,8 +17,8 @@ use crate::node::Waker;
 use crate::node::agent::leave;
 pub(super) use crate::storage::entry_bytes;
 use crate::storage::{
-    Condition, Damage, Disk, Keep, LogStore, Mark, OldEntries, OldEntriesThread, Owner, Reader, Request, Store,
-    StoreConfig, StoreError, Verify,
+    Condition, Damage, Disk, Keep, LogStore, Mark, OldEntries, OldEntriesPolled, OldEntriesThread, Owner, Reader, Request,
+    Store, StoreConfig, StoreError, Verify,
 };
 
 /// Segments are a quarter of the region, at most this many bytes.
@@ -45,6 +45,33 @@ pub struct DiskOptions {
     pub record_bytes_max: usize,
     /// Unix time, in milliseconds, when the clock of duty cycles was 0.
     pub unix_ms: u64,
+    /// Who looks for old entries.
+    pub readers: Readers,
+}
+
+/// Who looks for entries that have left memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readers {
+    /// A thread for each of the two that ask, because looking for a cold entry may read a segment.
+    Threads,
+    /// Those who ask, when they are called: threads are nothing for the simulator.
+    Polled,
+}
+
+impl Readers {
+    /// `answers_bytes` bounds what waits in front of whoever asks, which `waker` wakes.
+    fn begin<D: Disk + Send + 'static>(
+        self,
+        name: &str,
+        reader: Reader<D>,
+        answers_bytes: usize,
+        waker: Waker,
+    ) -> std::io::Result<Box<dyn OldEntries>> {
+        Ok(match self {
+            Readers::Threads => Box::new(OldEntriesThread::spawn(name, reader, answers_bytes, waker)?),
+            Readers::Polled => Box::new(OldEntriesPolled::new(reader, waker)),
+        })
+    }
 }
 
 /// What a replica is given of its disk.
@@ -218,14 +245,14 @@ pub fn open<D: Disk + Send + 'static>(
     let until = found.in_region.lsn;
     scan(&mut reader, &mut past, found.first, until).map_err(|why| format!("{place}: {why}"))?;
     let answers_bytes = (4 * buffer_bytes).next_power_of_two();
-    let for_gate = OldEntriesThread::spawn("antelog-reader", reader, answers_bytes, gate_waker).map_err(cannot)?;
+    let for_gate = options.readers.begin("antelog-reader", reader, answers_bytes, gate_waker).map_err(cannot)?;
     let chunk_bytes = chunk_bytes(options.record_bytes_max);
     let reader = store.reader(2 * chunk_bytes).map_err(cannot)?;
     let answers_bytes = (4 * chunk_bytes).next_power_of_two();
-    let old = OldEntriesThread::spawn("antelog-giver", reader, answers_bytes, waker).map_err(cannot)?;
+    let old = options.readers.begin("antelog-giver", reader, answers_bytes, waker).map_err(cannot)?;
     let (flushed, keep) = (options.flushed, options.keep);
-    let parts = DiskParts { store: Box::new(store), flushed, keep, memory, past, old: Box::new(old) };
-    Ok(Opened { parts, old: Box::new(for_gate), notice })
+    let parts = DiskParts { store: Box::new(store), flushed, keep, memory, past, old };
+    Ok(Opened { parts, old: for_gate, notice })
 }
 
 /// Goes through the entries between two places of a log on disk. Waits for the disk.

@@ -140,6 +140,7 @@ pub(super) struct State {
     pub(super) dead: bool,
     pub(super) locked: bool,
     pub(super) operations: u64,
+    pub(super) deaths: u64,
 }
 
 pub(super) fn apply(names: &mut BTreeMap<Name, usize>, change: Change) {
@@ -189,6 +190,7 @@ impl State {
             dead: false,
             locked: false,
             operations: 0,
+            deaths: 0,
         }
     }
 
@@ -202,6 +204,7 @@ impl State {
             }
         }
         self.users.clear();
+        self.deaths += 1;
         self.dead = false;
         self.faults.dies_after = None;
     }
