@@ -294,6 +294,7 @@ impl Oracle {
         for &shard in &moved {
             let to = self.order.committed_lsn(shard);
             let (truth, mut known) = self.truth(shard);
+            truth.bound = to;
             let read = truth.advance(to, "bound", &mut known);
             self.check(read);
         }

@@ -162,6 +162,8 @@ pub(super) struct ShardTruth {
     /// Where the next entry stands, and its slot. `None`: anywhere, because the shard was lost in between.
     at: Option<u64>,
     pub(super) lsn: u64,
+    /// Slots below are bound.
+    pub(super) bound: u64,
     /// What the shard had delivered and not bound whenever it was lost.
     lost: Vec<Entry>,
     /// The epoch in which the shard began, or returned when it was lost last.
@@ -192,6 +194,7 @@ impl ShardTruth {
             entries: Vec::new(),
             at: Some(0),
             lsn: 0,
+            bound: 0,
             lost: Vec::new(),
             returned: 0,
             keeps: 0,
@@ -276,7 +279,7 @@ impl ShardTruth {
         for life in &self.members.lives {
             let Some(held) = self.lives.get_mut(life) else { continue };
             while let Some(entry) = self.entries.get(held.compared) {
-                if !stands(held, self.shard, entry, known, &mut self.scratch) {
+                if !stands(held, (self.shard, self.bound), entry, known, &mut self.scratch) {
                     return missing(entry.lsn, *life);
                 }
                 held.compared += 1;
@@ -293,7 +296,7 @@ impl ShardTruth {
                 return Err(Violation::new("I4", format!("a member of shard {} never lived: {life:?}", self.shard)));
             };
             for entry in &self.entries[first..] {
-                if !stands(held, self.shard, entry, known, &mut self.scratch) {
+                if !stands(held, (self.shard, self.bound), entry, known, &mut self.scratch) {
                     let what = format!(
                         "slot {} of shard {} was bound or delivered, and replica {} (incarnation {}), a member, does not \
                          hold it",
@@ -345,7 +348,7 @@ impl ShardTruth {
     fn return_with_less(&mut self, committed: u64, known: &impl Recognise) {
         let Some(held) = self.members.first().and_then(|life| self.lives.get(&life)) else { return };
         let (shard, scratch) = (self.shard, &mut self.scratch);
-        let kept = self.entries.iter().rev().take_while(|e| stands(held, shard, e, known, scratch)).count();
+        let kept = self.entries.iter().rev().take_while(|e| stands(held, (shard, 0), e, known, scratch)).count();
         let first = self.entries.len() - kept;
         self.unavailable_below = self.entries.get(first).map_or(committed, |e| e.lsn);
     }
@@ -390,15 +393,21 @@ fn find(entries: &[Entry], lsn: u64) -> Option<Entry> {
     (lsn < entry.lsn + entry.count).then_some(entry)
 }
 
-/// Whether an entry stands in a region, or on the disk behind it.
-fn stands(held: &Held, shard: u16, entry: &Entry, known: &impl Recognise, scratch: &mut Vec<u8>) -> bool {
+/// Whether an entry stands in a region, or on the disk behind it. Below `bound` slots are bound.
+fn stands(
+    held: &Held,
+    (shard, bound): (u16, u64),
+    entry: &Entry,
+    known: &impl Recognise,
+    scratch: &mut Vec<u8>,
+) -> bool {
     if stands_in(From::Memory, held, shard, entry, known, scratch) {
         return true;
     }
     match &held.disk {
         None => false,
-        // Of who is dead only the memory is as it was.
-        Some(_) if held.is_over() => entry.lsn < held.head(),
+        // Of who is dead only the memory is as it was, and that needs hold only what is not bound.
+        Some(_) if held.is_over() => entry.lsn < bound,
         Some(_) => stands_in(From::Disk, held, shard, entry, known, scratch),
     }
 }
