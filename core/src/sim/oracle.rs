@@ -141,6 +141,9 @@ pub struct Oracle {
     violation: Option<Violation>,
     /// Positions may be forgotten: regions are recycled or cuts of free windows dropped.
     pub(super) may_trim: bool,
+    /// Slots of retries may be forgotten though they are kept: whoever joins with a log of its own is given the sessions'
+    /// numbers only.
+    pub(super) may_forget: bool,
     /// Positions are bound as long as the log runs.
     pub(super) never_rests: bool,
     pub(super) reached: Reached,
@@ -185,6 +188,7 @@ impl Oracle {
             landed: BTreeMap::new(),
             violation: None,
             may_trim,
+            may_forget: false,
             never_rests: false,
             reached: Reached::default(),
             moved: Vec::new(),
@@ -419,7 +423,7 @@ impl Oracle {
         // A retry from before what the shard remembers, or of what it forgot when it was lost: it may be in the log, and
         // nobody can say where.
         let lost = self.order.members.failures.iter().any(|f| f.shard == shard);
-        let forgotten = refusal == Refusal::Forgotten && (self.may_trim || lost);
+        let forgotten = refusal == Refusal::Forgotten && (self.may_forget || self.may_trim || lost);
         record.fate = if forgotten { Fate::Abandoned } else { Fate::Refused };
         let written = record.lsn.filter(|_| !forgotten);
         self.open -= 1;

@@ -105,6 +105,7 @@ impl<O: Overlay> Run<O> {
         let recycles = knobs.retention == crate::log::Retention::Recycle && knobs.replica_disks.is_none();
         let succeed = knobs.replica_disks.is_some_and(|disks| disks.flushed);
         let mut oracle = Oracle::new(knobs.shards, recycles || knobs.may_bind_freely(), succeed);
+        oracle.may_forget = knobs.replica_disks.is_some();
         oracle.never_rests = knobs.policy.beat != Beat::Target;
         let oracle = Rc::new(RefCell::new(oracle));
         let common = Rc::new(Common {

@@ -37,6 +37,7 @@ impl Shard {
         assert!(from <= end, "a log that ends at slot {end} has no slot {from}");
         new.appended = end;
         new.durable = new.committed;
+        new.inherited = end;
         new.placed = [new.committed; crate::limits::REPLICAS_MAX];
         new.stats.records = records;
         new.reported.records_lsn = records_lsn;
@@ -79,6 +80,7 @@ impl Shard {
         let shard = self.config.shard;
         let committed = ledger.committed_lsn(shard);
         invariant!(I2, committed >= self.committed, "shard {shard}: bound slots went back");
+        self.believe_predecessor(committed);
         invariant!(I11, committed <= self.durable, "shard {shard}: slot {committed} is bound but not durable");
         let older = core::mem::replace(&mut self.ledger, ledger);
         self.committed = committed;

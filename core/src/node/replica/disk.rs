@@ -12,7 +12,7 @@ use antelog_protocol::wire::node::Place;
 use antelog_protocol::{ClientId, Lsn};
 
 use super::catch_up::chunk_bytes;
-use crate::log::Verifier;
+use crate::log::{LogWriter, Verifier};
 use crate::node::Waker;
 use crate::node::agent::leave;
 pub(super) use crate::storage::entry_bytes;
@@ -117,6 +117,25 @@ impl Past {
     pub(super) fn new(config: &ShardConfig) -> Past {
         let duplicates = Duplicates::new(config.sessions_max, config.session_remembered);
         Past { duplicates, records: 0, records_lsn: Lsn(0), has_gaps: false }
+    }
+
+    /// What a primary that gives back what is not bound, from a slot on, knows of the rest: the log may hold more of its
+    /// sessions than memory does.
+    pub(super) fn of(
+        config: &ShardConfig,
+        log: &LogWriter,
+        bound: Lsn,
+        sessions: impl Iterator<Item = (ClientId, u64, Lsn)>,
+    ) -> Past {
+        let mut past = Past::new(config);
+        let unbound = log.first_numbers_from(bound);
+        for (client, next_seq, last_lsn) in sessions {
+            let next_seq = unbound.get(&client).map_or(next_seq, |seq| next_seq.min(*seq));
+            if next_seq > 0 {
+                past.duplicates.restore(client, next_seq, last_lsn.min(Lsn(bound.0.saturating_sub(1))));
+            }
+        }
+        past
     }
 
     /// Takes in the next entry.

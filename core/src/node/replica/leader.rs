@@ -37,7 +37,7 @@ pub(super) struct Leader {
     /// Records have room on all members' disks up to this offset.
     disk_room: u64,
     /// Slots are missing in the log that were bound.
-    has_gaps: bool,
+    pub(super) has_gaps: bool,
     /// The operator was told that the region is used up.
     exhausted: bool,
     /// Requests wait for acknowledgements or for entries to be confirmed.

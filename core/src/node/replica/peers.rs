@@ -124,11 +124,13 @@ impl Peer {
         }
     }
 
-    /// It follows from a place on. What it said meanwhile of flushed slots may still be of its last log: behind the place
-    /// that is void.
+    /// It follows from a place on. What it said meanwhile of flushed slots, and of what may be overwritten, may still be of its
+    /// last log: behind the place that is void.
     pub(super) fn restart(&mut self, place: Place) {
         let flushed = self.mirror.flushed().min(place.lsn);
         self.mirror.control().store_u64(FLUSHED_AT, flushed.0);
+        let drained = self.mirror.drained().min(place.at_bytes);
+        self.mirror.control().store_u64(DRAINED_AT, drained);
         self.mirror.restart(place.at_bytes);
     }
 

@@ -348,7 +348,10 @@ impl ShardTruth {
     fn return_with_less(&mut self, committed: u64, known: &impl Recognise) {
         let Some(held) = self.members.first().and_then(|life| self.lives.get(&life)) else { return };
         let (shard, scratch) = (self.shard, &mut self.scratch);
-        let kept = self.entries.iter().rev().take_while(|e| stands(held, (shard, 0), e, known, scratch)).count();
+        // What was only placed there, for a replica that had not caught up, is no part of its log.
+        let end = held.reader.end();
+        let is_kept = |e: &&Entry| e.at < end && stands(held, (shard, 0), e, known, scratch);
+        let kept = self.entries.iter().rev().take_while(is_kept).count();
         let first = self.entries.len() - kept;
         self.unavailable_below = self.entries.get(first).map_or(committed, |e| e.lsn);
     }
