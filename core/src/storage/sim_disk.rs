@@ -134,9 +134,16 @@ impl SimDisk {
     pub fn peek(&self, name: Name, at: u64, into: &mut [u8]) {
         let state = self.state();
         let file = state.names.get(&name).map(|inode| &state.files[*inode]);
-        for (at, byte) in (at..).zip(into) {
-            let block = file.and_then(|file| file.blocks.get(&(at / BLOCK_BYTES as u64)));
-            *byte = block.map_or(0, |block| block[at as usize % BLOCK_BYTES]);
+        let mut done = 0;
+        while done < into.len() {
+            let now = at + done as u64;
+            let from = now as usize % BLOCK_BYTES;
+            let len = (into.len() - done).min(BLOCK_BYTES - from);
+            match file.and_then(|file| file.blocks.get(&(now / BLOCK_BYTES as u64))) {
+                Some(block) => into[done..done + len].copy_from_slice(&block[from..from + len]),
+                None => into[done..done + len].fill(0),
+            }
+            done += len;
         }
     }
 
