@@ -69,6 +69,14 @@ pub enum Mutant {
     VoidTheNeighbours,
     /// A region in want of room drops records that are not bound.
     RecycleUnbound,
+    /// With durability `flushed` a replica counts what it has before that is on its disk.
+    CountUnflushed,
+    /// A sync that failed is tried again, and when that succeeds everything is taken to be on the disk.
+    RetryFailedSyncs,
+    /// A log that was cut keeps in its files what lies behind its end.
+    KeepTornTails,
+    /// A log that is taken up from disk begins at the region's beginning, however often it has gone around.
+    ForgetTheBaseOffset,
 }
 
 /// Whether this bug is planted.

@@ -220,7 +220,8 @@ pub(super) fn build<O: Overlay>(
     let mut sites = Sites::new(knobs);
     let mut stores = Stores::new(knobs);
     let (places_of, stores_of) = (&places, &mut stores);
-    let mut builder = Builder { knobs, network, overlay, notices, places: places_of, sites: &mut sites, stores: stores_of };
+    let mut builder =
+        Builder { knobs, network, overlay, notices, places: places_of, sites: &mut sites, stores: stores_of };
     let mut parts = Vec::new();
     for process in 0..processes {
         parts.extend(builder.process(process, 0)?);

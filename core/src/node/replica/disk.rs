@@ -6,6 +6,7 @@
 //! disk" in DESIGN.md.
 
 use antelog_protocol::duplicates::Duplicates;
+use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::shard::ShardConfig;
 use antelog_protocol::wire::entry::{EntryHeader, EntryKind, HEADER_BYTES};
 use antelog_protocol::wire::node::Place;
@@ -17,8 +18,8 @@ use crate::node::Waker;
 use crate::node::agent::leave;
 pub(super) use crate::storage::entry_bytes;
 use crate::storage::{
-    Condition, Damage, Disk, Keep, LogStore, Mark, OldEntries, OldEntriesPolled, OldEntriesThread, Owner, Reader, Request,
-    Store, StoreConfig, StoreError, Verify,
+    Condition, Damage, Disk, Keep, LogStore, Mark, OldEntries, OldEntriesPolled, OldEntriesThread, Owner, Reader,
+    Request, Store, StoreConfig, StoreError, Verify,
 };
 
 /// Segments are a quarter of the region, at most this many bytes.
@@ -222,8 +223,8 @@ pub fn open<D: Disk + Send + 'static>(
     gate_waker: Waker,
 ) -> Result<Opened, String> {
     let region = log.region().clone();
-    let own = config.replica;
-    let segment_bytes = (region.len() as u64 / 4).min(SEGMENT_BYTES_MAX);
+    let (own, lap_bytes) = (config.replica, region.len() as u64);
+    let segment_bytes = (lap_bytes / 4).min(SEGMENT_BYTES_MAX);
     let owner = Owner { cluster: options.cluster.clone(), shard: config.shard, replica: own.number };
     let store_config = StoreConfig {
         owner,
@@ -236,7 +237,9 @@ pub fn open<D: Disk + Send + 'static>(
     let text = |error: StoreError| error.to_string();
     let (mut store, found) = LogStore::open(disk, &store_config, region).map_err(text)?;
     let place = store.disk().place();
-    if !log.resume(found.in_region.into(), found.end.at) {
+    let lost_bytes = if planted(Mutant::ForgetTheBaseOffset) { found.in_region.at / lap_bytes * lap_bytes } else { 0 };
+    let begins = Mark { at: found.in_region.at - lost_bytes, ..found.in_region };
+    if !log.resume(begins.into(), found.end.at - lost_bytes) {
         return Err(format!("{place}: the log's newest entries are not as they were verified: repair the disk"));
     }
     let mut memory = Memory::decode(&store.identity().note);

@@ -183,7 +183,11 @@ impl Follower {
             }
             place = behind;
         }
-        assert!(place.at_bytes == self.log.at(), "what is not known to be bound was overwritten from offset {}", place.at_bytes);
+        assert!(
+            place.at_bytes == self.log.at(),
+            "what is not known to be bound was overwritten from offset {}",
+            place.at_bytes
+        );
         let epoch = config.epoch;
         let Follower { ledger, past, log, .. } = self;
         let duplicates = past.duplicates;

@@ -169,3 +169,23 @@ pub(super) fn peers(own: u16, replicas: u16, source: RegionKey, region_bytes: us
     };
     others.map(peer).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_joiner_said_of_its_last_log_does_not_count_behind_where_it_follows_from() {
+        let mut peer = peers(0, 2, RegionKey(0), 1 << 20).unwrap().remove(0);
+        peer.forget_said();
+        // On their way when it was told where to begin.
+        peer.mirror.control().store_u64(DRAINED_AT, 500_000);
+        peer.mirror.control().store_u64(FLUSHED_AT, 200);
+        let place = Place { at_bytes: 4096, lsn: Lsn(3), ..Place::default() };
+        peer.restart(place);
+        assert_eq!((peer.mirror.drained(), peer.mirror.flushed()), (4096, Lsn(3)));
+        peer.mirror.control().store_u64(DRAINED_AT, 64);
+        peer.restart(place);
+        assert_eq!(peer.mirror.drained(), 64, "less is what it has said since");
+    }
+}
