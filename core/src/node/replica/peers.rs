@@ -172,6 +172,8 @@ pub(super) fn peers(own: u16, replicas: u16, source: RegionKey, region_bytes: us
 
 #[cfg(test)]
 mod tests {
+    use antelog_protocol::Lsn;
+
     use super::*;
 
     #[test]
