@@ -487,13 +487,6 @@ impl Shard {
         }
     }
 
-    /// What is bound in a predecessor's log it has reported, because every member held it; they may not have said so again.
-    fn believe_predecessor(&mut self, committed: Lsn) {
-        if committed <= self.inherited {
-            self.durable = self.durable.max(committed);
-        }
-    }
-
     fn on_bound(&mut self, out: &mut impl ShardOut) {
         let shard = self.config.shard;
         let committed = self.ledger.committed_lsn(shard);

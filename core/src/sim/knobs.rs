@@ -1,9 +1,13 @@
 //! Everything that a seed draws. A run is its knobs and its seed: printed, they say what was run.
 
+mod disks;
+
 use std::fmt;
 
 use antelog_protocol::{Beat, Ordering};
 
+pub use self::disks::DiskKnobs;
+use self::disks::{draw_disks, draw_power};
 use super::network::{NetKnobs, Way};
 use super::rng::Rng;
 use crate::config::PolicyConfig;
@@ -13,11 +17,6 @@ use crate::log::Retention;
 const ANSWERS_BYTES: usize = 1 << 20;
 /// Seeds in which processes die, are cut off or seem to be, or shards are lost, in percent.
 const SEEDS_STRUCK_PERCENT: u64 = 40;
-/// Seeds in which replicas have disks, in percent.
-const SEEDS_ON_DISK_PERCENT: u64 = 12;
-/// The same where power may be lost because the user wants it.
-const CHOSEN_ON_DISK_PERCENT: u64 = 50;
-
 /// Single knobs chosen by the user instead of the seed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
@@ -111,8 +110,8 @@ pub struct FaultKnobs {
     pub dial_fails_percent: u64,
     /// Between sessions that are dropped for new ones, per client. `None`: never.
     pub new_session_every_ns: Option<u64>,
-    /// Between deaths of a process, walls that nothing passes, pauses that make suspect, losses of whole shards, and of power
-    /// everywhere. `None`: none.
+    /// Between deaths of a process, walls that nothing passes, pauses that make suspect, losses of whole shards, and losses
+    /// of power everywhere. `None`: none.
     pub strike_every_ns: [Option<u64>; 5],
     /// Longest time that one of them lasts, in nanoseconds.
     pub strike_ns: u64,
@@ -127,19 +126,6 @@ impl FaultKnobs {
     pub fn strikes(&self) -> bool {
         self.strike_every_ns.iter().any(Option::is_some) || self.aim.is_some()
     }
-}
-
-/// Disks that the replicas keep their logs on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DiskKnobs {
-    /// What is not on every member's disk does not count: durability `flushed`, not `replicated`.
-    pub flushed: bool,
-    /// An operation takes at least and at most so many nanoseconds.
-    pub delay_ns: (u64, u64),
-    /// Writes that stop short, in percent.
-    pub short_percent: u64,
-    /// Lives of a replica that a failed sync ends, in percent.
-    pub sync_fails_percent: u64,
 }
 
 /// How the ordering adapts, and what an operator asks of it meanwhile.
@@ -464,36 +450,6 @@ fn draw_faults(rng: &mut Rng, shards: u16, tick_ns: u64) -> FaultKnobs {
         strike_ns: 0,
         silent_percent: 0,
         aim: None,
-    }
-}
-
-/// Whether replicas have disks, and are the durability `flushed`; and whether everything loses power at once, which needs
-/// sequencers that keep what they know.
-fn draw_power(rng: &mut Rng, knobs: &mut Knobs, chosen: Option<FaultSet>) -> Option<bool> {
-    let percent = chosen.map_or(SEEDS_ON_DISK_PERCENT, |set| if set.has("power") { CHOSEN_ON_DISK_PERCENT } else { 0 });
-    let (drawn, flushed, all) = (rng.percent(percent), rng.percent(60), rng.percent(60));
-    let every_ns = rng.scale(knobs.load.load_ns / 4 + 1, knobs.load.load_ns + 1);
-    let disk_ns = rng.scale(10_000, 500_000);
-    if !drawn {
-        return None;
-    }
-    // A cluster has one durability, but a sequencer on its own always flushes.
-    knobs.flushed = flushed;
-    if all && (flushed || knobs.sequencers == 1) {
-        knobs.disk_ns = knobs.disk_ns.or(Some(disk_ns));
-        knobs.faults.strike_every_ns[4] = Some(every_ns);
-    }
-    Some(flushed)
-}
-
-/// A cut of a log takes dozens of operations, within which nobody is to be suspected.
-fn draw_disks(rng: &mut Rng, flushed: bool, suspect_ns: u64) -> DiskKnobs {
-    let most_ns = rng.scale(2_000, (suspect_ns / 64).clamp(2_001, 500_000));
-    DiskKnobs {
-        flushed,
-        delay_ns: (rng.below(most_ns / 2), most_ns),
-        short_percent: rng.pick(&[0, 0, 10]),
-        sync_fails_percent: rng.pick(&[0, 0, 10, 30]),
     }
 }
 

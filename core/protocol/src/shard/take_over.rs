@@ -74,6 +74,13 @@ impl Shard {
         self.send_report(now_ns, out);
     }
 
+    /// What is bound in a predecessor's log it has reported, because every member held it; they may not have said so again.
+    pub(super) fn believe_predecessor(&mut self, committed: Lsn) {
+        if committed <= self.inherited {
+            self.durable = self.durable.max(committed);
+        }
+    }
+
     /// The order log is told anew as of a later entry, and what lies between is not told at all. Whoever is the primary
     /// still goes on: nobody else has written its log, and nothing of it is bound that it has not reported.
     pub fn follow_anew(&mut self, now_ns: u64, ledger: Ledger, out: &mut impl ShardOut) {

@@ -358,8 +358,8 @@ impl<T: Transport> ReplicaAgent<T> {
         let Some(Life::Leading(leader)) = &mut self.life else { return };
         let (tail, next_lsn) = (leader.log.tail(), leader.log.next_lsn());
         for peer in &mut self.peers {
-            // Whoever was born anew has not learned yet what is bound of what it has in memory, which must not be overwritten
-            // by what this log had beyond its.
+            // Whoever was born anew has not learned yet what is bound of what it has in memory, which must not be
+            // overwritten by what this log had beyond its.
             let fits = self.disk.is_none() || tail <= peer.mirror.drained() + self.region.len() as u64;
             if peer.from_disk || !fits {
                 peer.mirror.announce(&mut self.transport);

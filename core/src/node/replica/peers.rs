@@ -124,8 +124,8 @@ impl Peer {
         }
     }
 
-    /// It follows from a place on. What it said meanwhile of flushed slots, and of what may be overwritten, may still be of its
-    /// last log: behind the place that is void.
+    /// It follows from a place on. What it said meanwhile of flushed slots, and of what may be overwritten, may still be
+    /// of its last log: behind the place that is void.
     pub(super) fn restart(&mut self, place: Place) {
         let flushed = self.mirror.flushed().min(place.lsn);
         self.mirror.control().store_u64(FLUSHED_AT, flushed.0);
