@@ -12,7 +12,9 @@
 //! * [`overlay`] — another transport between agents and network; `tap` — what the oracle sees of the order stream;
 //! * [`oracle`] — what must hold; * [`probes`] — what a batch must have reached.
 //!
-//! **Not simulated:** disks: processes come back without memory; sequencers that end; and clocks that disagree.
+//! * `stores` — disks of the replicas, `disk` — of the sequencers.
+//!
+//! **Not simulated:** disks that are full or rot, processes that end in order, and clocks that disagree.
 
 mod client;
 mod cluster;
@@ -31,6 +33,7 @@ pub mod rng;
 mod run;
 mod sequencers;
 pub mod stage;
+mod stores;
 mod tap;
 pub mod trace;
 mod workload;

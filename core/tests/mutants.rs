@@ -3,9 +3,13 @@
 //!
 //! `cargo test --release -p antelog-core --features mutants --test mutants -- --nocapture` prints what caught what.
 
+use antelog_core::log::{LogOptions, LogWriter, Retention};
+use antelog_core::mem::Region;
 use antelog_core::sim::knobs::FaultSet;
 use antelog_core::sim::{Failure, Knobs, Overrides, simulate};
+use antelog_core::storage::{BLOCK_BYTES, Damage, LogStore, Mark, Owner, SimDisk, StoreConfig, Verify};
 use antelog_protocol::mutant::{Mutant, plant};
+use antelog_protocol::{ClientId, ShardId};
 
 use self::Caught::{Crash, Ends, Stuck, Wrong};
 
@@ -36,7 +40,7 @@ impl Caught {
 
 /// A bug, the most seeds that finding it may take, and how it may show. Limits are two to four times the most seeds that
 /// were needed from any of three starts, so that drawing seeds differently does not break them.
-const MUTANTS: [(Mutant, u64, &[Caught]); 28] = [
+const MUTANTS: [(Mutant, u64, &[Caught]); 31] = [
     (Mutant::AcknowledgeWhenDurable, 4, &[Wrong("I6")]),
     (Mutant::ReportOneSlotEarly, 4, &[Wrong("I11")]),
     (Mutant::ForgetSessions, 80, &[Wrong("I3"), Wrong("I4")]),
@@ -66,7 +70,46 @@ const MUTANTS: [(Mutant, u64, &[Caught]); 28] = [
     (Mutant::VoidTheNeighbours, 50, &[Wrong("I15"), Wrong("I2")]),
     (Mutant::RecycleUnbound, 300, &[Wrong("I18"), Wrong("I11")]),
     (Mutant::CountReportsOfLostShards, 10_000, &[Wrong("I11"), Wrong("I14"), Crash("I11")]),
+    (Mutant::CountUnflushed, 400, &[Wrong("I4"), Wrong("I11"), Wrong("I14"), Crash("I4")]),
+    (Mutant::RetryFailedSyncs, 100, &[Wrong("I4"), Crash("I4"), Ends("a replica's disk is refused")]),
+    (Mutant::ForgetTheBaseOffset, 400, &[Wrong("I4"), Wrong("I11"), Stuck]),
 ];
+
+/// Where the log on a disk ends that was cut in front of two entries of which the first was written again, with the same
+/// bytes, before power was lost. Each entry takes two whole blocks, so that none is in the last block of the one before.
+fn end_after_a_cut() -> u64 {
+    let owner = Owner { cluster: "test".into(), shard: ShardId(0), replica: 0 };
+    let config = StoreConfig {
+        owner,
+        incarnation: 1,
+        segment_bytes: 64 << 10,
+        verify: Verify::Newest,
+        damage: Damage::Refuse,
+        unix_ms: 0,
+    };
+    let disk = SimDisk::new(1);
+    let region = Region::new(256 << 10).expect("memory");
+    let options = LogOptions { retention: Retention::Refuse, record_bytes_max: 8192 };
+    let mut log = LogWriter::new(region.clone(), ShardId(0), 1, options);
+    let mut ends = [Mark::default(); 3];
+    for (seq, end) in (0..).zip(&mut ends) {
+        log.record(ClientId(7), seq, &[seq as u8; 2 * BLOCK_BYTES - 64]);
+        *end = log.place().into();
+    }
+    let (mut store, _) = LogStore::open(disk.handle().expect("a free disk"), &config, region.clone()).expect("a log");
+    let write = |store: &mut LogStore<_>, end| {
+        store.write_up_to(end);
+        store.flush();
+        store.settle().expect("a disk without faults");
+    };
+    write(&mut store, ends[2]);
+    store.truncate_to(ends[0]).expect("a disk without faults");
+    write(&mut store, ends[1]);
+    drop(store);
+    disk.power_loss();
+    let (_, found) = LogStore::open(disk.handle().expect("a free disk"), &config, region).expect("a log");
+    found.end.at / (2 * BLOCK_BYTES as u64)
+}
 
 /// Faults that show a bug: those of failing over need worse ones than the others.
 fn faults(mutant: Mutant) -> Option<FaultSet> {
@@ -80,6 +123,7 @@ fn faults(mutant: Mutant) -> Option<FaultSet> {
         | Mutant::KeepLostSpeculation
         | Mutant::FailConfirmed
         | Mutant::VoidTheNeighbours => "lost-links,pauses,crashes,partitions,shard-loss",
+        Mutant::CountUnflushed | Mutant::RetryFailedSyncs | Mutant::ForgetTheBaseOffset => "crashes,power",
         // Whatever seeds draw.
         Mutant::AppendFirstRetries | Mutant::DeliverOverwritten | Mutant::RecycleUnbound => return None,
         _ => "lost-links,pauses,sessions",
@@ -124,5 +168,10 @@ fn every_mutant_is_caught() {
             missed.push(format!("seed {seed} fails with nothing planted: {failure}"));
         }
     }
+    // What replicas do never writes the very same entry again behind a cut, so whole clusters do not show this one.
+    assert_eq!(end_after_a_cut(), 2);
+    plant(Some(Mutant::KeepTornTails));
+    assert_eq!(end_after_a_cut(), 3, "KeepTornTails: the entry that was cut off is back");
+    plant(None);
     assert!(missed.is_empty(), "\n{}\n", missed.join("\n"));
 }

@@ -98,6 +98,28 @@ fn seeds_of_failing_over_that_failed_once_pass() {
     passes(980, &Overrides::default());
 }
 
+/// As above, of replicas that come back with their disks.
+#[test]
+fn seeds_on_disk_that_failed_once_pass() {
+    let all = Overrides { faults: Some(FaultSet::ALL), ..Overrides::default() };
+    // Who led no more forgot the sessions of what had left memory, and said that they had appended nothing.
+    passes(401, &all);
+    passes(323, &all);
+    // A joiner's word of what may be overwritten was of its last log, and what was not on disk yet was overwritten.
+    passes(553, &all);
+    passes(618, &all);
+    // A joiner was told the end of the log of an earlier life before it was given anything.
+    passes(669, &all);
+    // A snapshot that told of a failure long past cut the log that a replica came back with.
+    passes(442, &all);
+    // What is bound was overwritten before whoever came back with it had learned so.
+    passes(1014, &all);
+    // What a predecessor had reported was bound before the others had said again what they have flushed.
+    passes(1620, &Overrides::default());
+    // The oracle took for a log what was only placed.
+    passes(649, &all);
+}
+
 #[test]
 fn sixty_four_and_two_hundred_and_fifty_six_shards_pass() {
     for ordering in [Ordering::Fixed, Ordering::FreeTick, Ordering::FreeEvent] {

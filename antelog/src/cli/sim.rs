@@ -84,7 +84,8 @@ pub struct SimArgs {
     #[arg(long, value_name = "N", value_parser = super::nodes::one_three_or_five)]
     sequencers: Option<u16>,
     /// Which faults may happen: all, none, or some of lost-links, pauses, sessions, leaders, crashes, partitions,
-    /// shard-loss; instead of what the seed draws, which is processes that die, partitions and lost shards in some seeds
+    /// shard-loss, power; instead of what the seed draws, which is processes that die, partitions, lost shards and disks in
+    /// some seeds
     #[arg(long, value_name = "LIST", value_parser = faults)]
     faults: Option<FaultSet>,
     /// What the clusters use: the simulated network as it is, or the RDMA transport on an emulated fabric, over that

@@ -17,7 +17,7 @@ use antelog_core::node::group::{GroupParts, member_id};
 use antelog_core::node::launch::cores;
 use antelog_core::node::mailbox::{Admission, MailSender, Mailbox, Notice, mailbox};
 use antelog_core::node::replica::{
-    DiskOptions, Opened, ReplicaAgent, ReplicaParts, open_disk, replica_name, replica_peer,
+    DiskOptions, Opened, Readers, ReplicaAgent, ReplicaParts, open_disk, replica_name, replica_peer,
 };
 use antelog_core::node::sequencer::{Replica, SequencerAgent, SequencerParts};
 use antelog_core::node::{Agent, AgentBuilder, Idle, LaunchMode, Parker, ThreadPlan, Waker, now_ns, plan};
@@ -386,6 +386,7 @@ impl Assembler<'_> {
             },
             record_bytes_max: c.record_bytes_max as usize,
             unix_ms: (since.as_millis() as u64).saturating_sub(now_ns() / 1_000_000),
+            readers: Readers::Threads,
         };
         let opened = open_disk(disk, log, config, &options, waker, self.threads.waker(self.gate))?;
         for text in notice.iter().chain(&opened.notice) {

@@ -73,6 +73,14 @@ pub enum Mutant {
     KeepOldKeys,
     /// Memory for small operations is used again once the device knows of them, not when it is done with them.
     ReuseHandedOver,
+    /// With durability `flushed` a replica counts what it has before that is on its disk.
+    CountUnflushed,
+    /// A sync that failed is tried again, and when that succeeds everything is taken to be on the disk.
+    RetryFailedSyncs,
+    /// A log that was cut keeps in its files what lies behind its end.
+    KeepTornTails,
+    /// A log that is taken up from disk begins at the region's beginning, however often it has gone around.
+    ForgetTheBaseOffset,
 }
 
 /// Whether this bug is planted.

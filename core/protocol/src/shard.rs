@@ -132,6 +132,8 @@ pub struct Shard {
     /// Replicas whose placements count, by their numbers' bits.
     counted: u8,
     durable: Lsn,
+    /// Slots below are in the log of a predecessor, which may have reported them.
+    inherited: Lsn,
     committed: Lsn,
     granted: Lsn,
     /// End of the slots whose cut is predetermined.
@@ -186,6 +188,7 @@ impl Shard {
             placed: [Lsn(0); REPLICAS_MAX],
             counted: 0,
             durable: Lsn(0),
+            inherited: Lsn(0),
             committed: Lsn(0),
             granted: Lsn(0),
             fixed_end: Lsn(0),
@@ -487,6 +490,7 @@ impl Shard {
     fn on_bound(&mut self, out: &mut impl ShardOut) {
         let shard = self.config.shard;
         let committed = self.ledger.committed_lsn(shard);
+        self.believe_predecessor(committed);
         invariant!(I2, committed >= self.committed, "shard {shard}: bound slots went back");
         let believed = planted(Mutant::ReportOneSlotEarly) || planted(Mutant::CountRepeatedReports);
         invariant!(

@@ -164,6 +164,10 @@ impl Mirror {
 
     /// Tells the backup how far its log reaches, if that is worth a word.
     pub fn announce<T: Transport>(&mut self, transport: &mut T) {
+        if !self.connected {
+            // What is placed is of an earlier connection: whoever is to begin anew must not take it for what it is given.
+            return;
+        }
         let untold = self.placed - self.announced;
         let is_idle = self.marks.is_empty() && self.sent == self.placed;
         if untold > 0 && (is_idle || untold >= ANNOUNCE_BYTES.min(self.region_bytes / 16)) {

@@ -66,6 +66,11 @@ impl LogReader {
         self.shared.head() == self.shared.tail()
     }
 
+    /// The end of what may be read, in absolute bytes.
+    pub fn end(&self) -> u64 {
+        self.shared.tail()
+    }
+
     /// A cursor at the first slot kept.
     pub fn first(&self) -> Result<Cursor, Overrun> {
         let at = self.shared.head();

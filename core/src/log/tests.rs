@@ -245,3 +245,17 @@ fn a_log_of_which_nothing_is_left_begins_where_it_was_cut() {
     log.rewind(head);
     assert_eq!(log.reader().first(), Ok(Cursor { at: head.at_bytes, lsn: head.lsn }));
 }
+
+#[test]
+fn the_first_numbers_of_sessions_from_a_slot_on_are_found_in_the_log() {
+    let mut log = writer(Retention::Recycle);
+    for (client, seq) in [(7, 0), (9, 0), (7, 1), (8, 5), (7, 2)] {
+        log.record(ClientId(client), seq, b"record");
+        log.no_ops(2);
+    }
+    let numbers = |lsn| log.first_numbers_from(Lsn(lsn)).into_iter().collect::<Vec<_>>();
+    assert_eq!(numbers(0), [(ClientId(7), 0), (ClientId(8), 5), (ClientId(9), 0)]);
+    // Slot 4 is one of the no-ops behind session 9's record.
+    assert_eq!(numbers(4), [(ClientId(7), 1), (ClientId(8), 5)]);
+    assert_eq!(numbers(15), []);
+}

@@ -1,5 +1,6 @@
 //! The writing end of a shard's log.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -113,6 +114,20 @@ impl LogWriter {
     /// The first place whose entry is kept.
     pub fn first_place(&self) -> Option<Place> {
         self.shared.first_place(self.place())
+    }
+
+    /// Of every session with records in slots from this one on, the number of the first of them.
+    pub fn first_numbers_from(&self, lsn: Lsn) -> BTreeMap<ClientId, u64> {
+        let (end, mut numbers) = (self.place(), BTreeMap::new());
+        let mut next = self.shared.place_before(lsn, end).or_else(|| self.first_place());
+        while let Some(place) = next.filter(|place| place.at_bytes < end.at_bytes) {
+            let Some((header, behind)) = self.shared.entry(place) else { break };
+            if header.kind == EntryKind::Record && header.lsn >= lsn {
+                numbers.entry(header.client).or_insert(header.seq);
+            }
+            next = Some(behind);
+        }
+        numbers
     }
 
     /// Whether an entry begins at this place and is kept, or the log ends there.

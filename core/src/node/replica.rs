@@ -35,7 +35,7 @@ use antelog_protocol::wire::node::{NODE_MESSAGE_BYTES_MAX, NodeMessage, Place, R
 use antelog_protocol::{Lsn, ReplicaId, ShardId};
 
 use self::catch_up::CatchUp;
-pub use self::disk::{DiskOptions, DiskParts, Opened, open as open_disk};
+pub use self::disk::{DiskOptions, DiskParts, Opened, Readers, open as open_disk};
 use self::disk::{OwnDisk, Past};
 use self::follower::Follower;
 use self::leader::{Leader, LeaderCounters};

@@ -16,6 +16,7 @@ use super::overlay::Overlay;
 use super::process::{Birth, Builder};
 use super::rng::Rng;
 use super::sequencers::Sites;
+use super::stores::Stores;
 use super::tap::Tap;
 use crate::counters::Counters;
 use crate::node::gate::GateAgent;
@@ -48,6 +49,7 @@ pub(super) struct Cluster<T: Transport> {
     pub(super) runners: Vec<Option<Runner<T>>>,
     pub(super) places: Places,
     pub(super) sites: Sites,
+    pub(super) stores: Stores,
     pub(super) mails: Vec<MailSender<Admission<T::Link>>>,
     pub(super) lines: Vec<Line<T::Link>>,
     /// Agents that are gates, by process.
@@ -222,7 +224,10 @@ pub(super) fn build<O: Overlay>(
     let processes = usize::from(knobs.processes);
     let replicas = knobs.replicas();
     let mut sites = Sites::new(knobs);
-    let mut builder = Builder { knobs, network, overlay, notices, places: &places, sites: &mut sites };
+    let mut stores = Stores::new(knobs);
+    let (places_of, stores_of) = (&places, &mut stores);
+    let mut builder =
+        Builder { knobs, network, overlay, notices, places: places_of, sites: &mut sites, stores: stores_of };
     let mut parts = Vec::new();
     for process in 0..processes {
         parts.extend(builder.process(process, 0)?);
@@ -252,6 +257,7 @@ pub(super) fn build<O: Overlay>(
         map,
         places,
         sites,
+        stores,
     };
     for part in parts {
         cluster.runners.push(Some(part.runner));

@@ -20,9 +20,9 @@ impl<O: Overlay> Machine<O> {
         if is_cut_off { now_ns.max(self.troubled_ns[agent]) } else { self.troubled_ns[agent] }
     }
 
-    /// A process ends now: its agents are gone with everything that they held.
+    /// A process ends now: its agents are gone with everything that they held but their disks.
     pub(super) fn die(&mut self, now_ns: u64, death: Death) {
-        let Death { process, silent_ns, down_ns, .. } = death;
+        let Death { process, silent_ns, down_ns, power, .. } = death;
         if std::mem::replace(&mut self.down[process], true) {
             return;
         }
@@ -33,6 +33,10 @@ impl<O: Overlay> Machine<O> {
         self.network.borrow_mut().silent_ns = silent_ns;
         self.remove(&agents);
         self.network.borrow_mut().silent_ns = None;
+        if !self.cluster.stores.is_empty() {
+            self.probes.add(if power { "machine of a process died" } else { "process on disk died" }, 1);
+            agents.iter().for_each(|agent| self.cluster.stores.die(*agent, power));
+        }
         for thread in &mut self.threads {
             thread.dies = thread.dies.filter(|death| death.process != process);
         }
@@ -56,7 +60,7 @@ impl<O: Overlay> Machine<O> {
         }
     }
 
-    /// A process that is down comes back, with empty logs.
+    /// A process that is down comes back, with empty logs or what its disks have kept.
     ///
     /// # Errors
     /// When the system has no memory for it.
@@ -76,8 +80,8 @@ impl<O: Overlay> Machine<O> {
     pub(super) fn with_builder<R>(&mut self, build: impl FnOnce(&mut Builder<'_, O>) -> R) -> R {
         let Machine { knobs, network, overlay, notices, cluster, .. } = self;
         let overlay = &mut *overlay.borrow_mut();
-        let Cluster { places, sites, .. } = cluster;
-        build(&mut Builder { knobs, network, overlay, notices, places, sites })
+        let Cluster { places, sites, stores, .. } = cluster;
+        build(&mut Builder { knobs, network, overlay, notices, places, sites, stores })
     }
 
     /// An agent that was built takes its place, and has its connections made.
@@ -110,6 +114,7 @@ impl<O: Overlay> Machine<O> {
     /// As [`restart`](Self::restart).
     pub(super) fn restart_all(&mut self, now_ns: u64) -> std::io::Result<()> {
         self.threads.iter_mut().for_each(|thread| thread.dies = None);
+        self.cluster.stores.mend();
         (0..self.down.len()).try_for_each(|process| self.restart(now_ns, process))
     }
 

@@ -1,9 +1,13 @@
 //! Everything that a seed draws. A run is its knobs and its seed: printed, they say what was run.
 
+mod disks;
+
 use std::fmt;
 
 use antelog_protocol::{Beat, Ordering};
 
+pub use self::disks::DiskKnobs;
+use self::disks::{draw_disks, draw_power};
 use super::network::{NetKnobs, Way};
 use super::rng::Rng;
 use crate::config::PolicyConfig;
@@ -13,7 +17,6 @@ use crate::log::Retention;
 const ANSWERS_BYTES: usize = 1 << 20;
 /// Seeds in which processes die, are cut off or seem to be, or shards are lost, in percent.
 const SEEDS_STRUCK_PERCENT: u64 = 40;
-
 /// Single knobs chosen by the user instead of the seed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
@@ -33,12 +36,12 @@ pub struct Overrides {
 
 /// Kinds of faults, to choose from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FaultSet(u8);
+pub struct FaultSet(u16);
 
 impl FaultSet {
     /// Every kind by its name.
-    pub const NAMES: [&'static str; 7] =
-        ["lost-links", "pauses", "sessions", "leaders", "crashes", "partitions", "shard-loss"];
+    pub const NAMES: [&'static str; 8] =
+        ["lost-links", "pauses", "sessions", "leaders", "crashes", "partitions", "shard-loss", "power"];
     /// No fault at all.
     pub const NONE: FaultSet = FaultSet(0);
     /// All kinds.
@@ -107,9 +110,9 @@ pub struct FaultKnobs {
     pub dial_fails_percent: u64,
     /// Between sessions that are dropped for new ones, per client. `None`: never.
     pub new_session_every_ns: Option<u64>,
-    /// Between deaths of a process, walls that nothing passes, pauses that make suspect, and losses of whole shards. `None`:
-    /// none.
-    pub strike_every_ns: [Option<u64>; 4],
+    /// Between deaths of a process, walls that nothing passes, pauses that make suspect, losses of whole shards, and losses
+    /// of power everywhere. `None`: none.
+    pub strike_every_ns: [Option<u64>; 5],
     /// Longest time that one of them lasts, in nanoseconds.
     pub strike_ns: u64,
     /// Processes that die without a word to their peers, in percent.
@@ -211,6 +214,8 @@ pub struct Knobs {
     pub disk_ns: Option<u64>,
     /// What is not on the sequencers' disks does not count.
     pub flushed: bool,
+    /// Replicas keep their logs on disks. `None`: in memory only, and a process comes back without.
+    pub replica_disks: Option<DiskKnobs>,
     /// Processes that serve shards, each with a gate.
     pub processes: u16,
     /// All agents of a process share a thread.
@@ -311,6 +316,7 @@ impl Knobs {
             raft_tick_ns: group.scale(500_000, 5_000_000),
             disk_ns: group.percent(60).then(|| group.scale(10_000, 2_000_000)),
             flushed: group.percent(50),
+            replica_disks: None,
             processes: rng.range(1, u64::from(shards.min(4))) as u16,
             shared_threads: rng.percent(40),
             ordering,
@@ -348,7 +354,12 @@ impl Knobs {
                 ..faults
             },
         };
+        let disks = &mut Rng::new(seed, 9);
+        let has_disks = draw_power(disks, &mut knobs, overrides.faults);
         draw_strikes(&mut Rng::new(seed, 6), &mut knobs, overrides.faults);
+        if let Some(flushed) = has_disks {
+            knobs.replica_disks = Some(draw_disks(disks, flushed, knobs.suspect_ns));
+        }
         knobs
     }
 
@@ -435,7 +446,7 @@ fn draw_faults(rng: &mut Rng, shards: u16, tick_ns: u64) -> FaultKnobs {
         leader_every_ns: None,
         dial_fails_percent: rng.pick(&[0, 0, 20, 50]),
         new_session_every_ns: rng.percent(25).then(|| rng.scale(10_000_000, 200_000_000)),
-        strike_every_ns: [None; 4],
+        strike_every_ns: [None; 5],
         strike_ns: 0,
         silent_percent: 0,
         aim: None,
@@ -469,7 +480,8 @@ fn draw_strikes(rng: &mut Rng, knobs: &mut Knobs, chosen: Option<FaultSet>) {
     if chosen_has("leaders") == Some(false) {
         faults.leader_every_ns = None;
     }
-    faults.strike_every_ns = [crash, wall, pause, shard];
+    let power = faults.strike_every_ns[4];
+    faults.strike_every_ns = [crash, wall, pause, shard, power];
     let aims = [Aim::First, Aim::BeforeMiddle, Aim::Middle, Aim::Last, Aim::Granted];
     let aim = rng.pick(&aims);
     faults.aim = Some(aim).filter(|_| rng.percent(40) && (crash.is_some() || shard.is_some()));
@@ -541,6 +553,7 @@ impl fmt::Display for Knobs {
             self.wake_ns,
             self.backoff_ns
         )?;
+        writeln!(f, "replica_disks={:?}", self.replica_disks)?;
         write!(f, "{:?}\n{:?}\n{:?}\n{:?}", self.policy, self.net, self.load, self.faults)
     }
 }

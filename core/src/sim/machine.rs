@@ -6,6 +6,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,6 +22,7 @@ use super::rng::Rng;
 use super::trace::Kind;
 use crate::access::Grant;
 use crate::node::Waker;
+use crate::node::agent::Left;
 use crate::node::mailbox::{Admission, Notice};
 
 pub(super) struct Thread {
@@ -49,6 +51,8 @@ pub(super) struct Death {
     pub(super) silent_ns: Option<u64>,
     /// For how long it is down; `None`: until the faults are over.
     pub(super) down_ns: Option<u64>,
+    /// Its machine loses power, and its disks what was not synced.
+    pub(super) power: bool,
 }
 
 /// Nothing passes from some agents to others.
@@ -92,6 +96,8 @@ pub(super) struct Machine<O: Overlay> {
     pub(super) rng: Rng,
     /// What befalls sequencers; others' draws do not depend on it.
     pub(super) fate: Rng,
+    /// Whether who dies loses power; others' draws do not depend on it.
+    pub(super) power: Rng,
     pub(super) probes: Probes,
     /// Faults may still happen.
     pub(super) faulty: bool,
@@ -137,6 +143,7 @@ impl<O: Overlay> Machine<O> {
             troubled_ns: vec![0; knobs.agents()],
             rng: Rng::new(knobs.seed, 4),
             fate: Rng::new(knobs.seed, 7),
+            power: Rng::new(knobs.seed, 10),
             probes: Probes::default(),
             faulty: true,
             isolated: (0, 0),
@@ -236,6 +243,7 @@ impl<O: Overlay> Machine<O> {
             What::Fault { kind } => self.lose_a_link(now_ns, kind),
             What::LeaderFault => self.harm_a_sequencer(now_ns),
             What::Revive { member } => self.revive(now_ns, member),
+            What::Disk { replica } => self.run_disk(now_ns, replica),
             What::Overlay => {
                 let woken = self.overlay.borrow_mut().step();
                 self.network.borrow_mut().note(Kind::Overlay, woken.len() as u64, 0, 0);
@@ -281,20 +289,37 @@ impl<O: Overlay> Machine<O> {
         let dies = self.threads[thread].dies.take();
         self.network.borrow_mut().leave = dies.map(|death| death.leave);
         let Machine { threads, cluster, .. } = self;
-        let mut work = 0;
+        let (mut work, mut left) = (0, None);
         for agent in &threads[thread].agents {
-            work += cluster.runners[*agent].as_mut().map_or(0, |runner| runner.agent().duty_cycle(now_ns));
+            let Some(runner) = &mut cluster.runners[*agent] else { continue };
+            match catch_unwind(AssertUnwindSafe(|| runner.agent().duty_cycle(now_ns))) {
+                Ok(done) => work += done,
+                Err(why) if why.is::<Left>() => left = left.or(Some(*agent)),
+                Err(panic) => resume_unwind(panic),
+            }
         }
         self.network.borrow_mut().leave = None;
         if let Some(death) = dies {
             self.probes.add("process died between two sends", 1);
             self.die(now_ns, death);
         }
+        if let Some(agent) = left {
+            self.leave(now_ns, agent);
+        }
         work
+    }
+
+    /// An agent could not go on, and its process ends.
+    fn leave(&mut self, now_ns: u64, agent: usize) {
+        self.probes.add("replica left", 1);
+        let process = self.cluster.places.processes[agent];
+        let (power, down_ns) = (self.power.percent(50), self.power.scale(1_000, self.knobs.suspect_ns));
+        self.die(now_ns, Death { process, leave: 0, silent_ns: None, down_ns: Some(down_ns), power });
     }
 
     /// Ends the turn of a thread with agents.
     pub(super) fn end_agents(&mut self, thread: usize, busy_ns: u64, work: usize) {
+        let busy_ns = self.plan_disks(thread, busy_ns);
         let Machine { threads, cluster, .. } = self;
         let mut deadline_ns = u64::MAX;
         for agent in &threads[thread].agents {

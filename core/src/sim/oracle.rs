@@ -28,7 +28,6 @@ mod truth;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
 
 use antelog_protocol::Refusal;
 
@@ -37,8 +36,7 @@ use self::order::{Applied, OrderModel};
 pub(super) use self::subscription::Subscribed;
 use self::truth::{Recognise, ShardTruth};
 use super::network::{Landed, Tapped};
-use crate::log::LogReader;
-use crate::mem::Region;
+use super::process::Birth;
 
 /// A broken invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,6 +141,9 @@ pub struct Oracle {
     violation: Option<Violation>,
     /// Positions may be forgotten: regions are recycled or cuts of free windows dropped.
     pub(super) may_trim: bool,
+    /// Slots of retries may be forgotten though they are kept: whoever joins with a log of its own is given the sessions'
+    /// numbers only.
+    pub(super) may_forget: bool,
     /// Positions are bound as long as the log runs.
     pub(super) never_rests: bool,
     pub(super) reached: Reached,
@@ -173,9 +174,10 @@ fn matches(record: u32, len: u32, bytes: &[u8]) -> bool {
 
 impl Oracle {
     /// An oracle for so many shards, whose replicas it is told of as they are born.
-    pub(super) fn new(shards: u16, may_trim: bool) -> Oracle {
+    /// `succeed`: a replica that comes back keeps everything that it ever counted as durable.
+    pub(super) fn new(shards: u16, may_trim: bool, succeed: bool) -> Oracle {
         Oracle {
-            order: OrderModel::new(shards),
+            order: OrderModel::new(shards, succeed),
             shards: (0..shards).map(ShardTruth::new).collect(),
             records: Vec::new(),
             lanes: BTreeMap::new(),
@@ -186,6 +188,7 @@ impl Oracle {
             landed: BTreeMap::new(),
             violation: None,
             may_trim,
+            may_forget: false,
             never_rests: false,
             reached: Reached::default(),
             moved: Vec::new(),
@@ -217,7 +220,7 @@ impl Oracle {
         self.order.hashes.len() as u64
     }
 
-    pub(super) fn order_counts(&self) -> [(&'static str, u64); 18] {
+    pub(super) fn order_counts(&self) -> [(&'static str, u64); 19] {
         let order = &self.order;
         let changes = &order.members.counts;
         [
@@ -225,6 +228,7 @@ impl Oracle {
             ("primary promoted", changes.promoted),
             ("replica joined", changes.joined),
             ("shard returned", changes.returned),
+            ("members succeeded", changes.succeeded),
             ("reborn replica joined", changes.reborn),
             ("deposed primary came back", changes.came_back),
             ("promotion with appends outstanding", changes.promoted_busy),
@@ -247,6 +251,11 @@ impl Oracle {
         self.shards.iter().map(ShardTruth::laps).max().unwrap_or(0)
     }
 
+    /// Whether some shard was ever lost as a whole.
+    pub(super) fn has_lost_shards(&self) -> bool {
+        !self.order.members.failures.is_empty()
+    }
+
     /// Appends without an answer.
     pub(super) fn open(&self) -> u64 {
         self.open
@@ -260,10 +269,10 @@ impl Oracle {
         self.order.position(record.shard, record.lsn?)
     }
 
-    /// A replica begins a life with an empty log; the follower of the order stream with this number begins anew.
-    pub(super) fn born(&mut self, shard: u16, life: Life, follower: usize, memory: (Arc<Region>, LogReader)) {
-        self.shards[usize::from(shard)].born(life, memory.0, memory.1);
-        self.landed.remove(&follower);
+    /// A replica begins a life; the follower of the order stream with its number begins anew.
+    pub(super) fn born(&mut self, birth: Birth) {
+        self.landed.remove(&birth.agent);
+        self.shards[usize::from(birth.shard)].born(birth);
     }
 
     /// The newest committed membership of a shard.
@@ -289,6 +298,7 @@ impl Oracle {
         for &shard in &moved {
             let to = self.order.committed_lsn(shard);
             let (truth, mut known) = self.truth(shard);
+            truth.bound = to;
             let read = truth.advance(to, "bound", &mut known);
             self.check(read);
         }
@@ -413,7 +423,7 @@ impl Oracle {
         // A retry from before what the shard remembers, or of what it forgot when it was lost: it may be in the log, and
         // nobody can say where.
         let lost = self.order.members.failures.iter().any(|f| f.shard == shard);
-        let forgotten = refusal == Refusal::Forgotten && (self.may_trim || lost);
+        let forgotten = refusal == Refusal::Forgotten && (self.may_forget || self.may_trim || lost);
         record.fate = if forgotten { Fate::Abandoned } else { Fate::Refused };
         let written = record.lsn.filter(|_| !forgotten);
         self.open -= 1;

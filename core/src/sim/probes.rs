@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Situations that a batch of at least [`BATCH_SEEDS`] default seeds must reach.
-pub const REQUIRED: [&str; 70] = [
+pub const REQUIRED: [&str; 76] = [
     "fill by age",
     "fill by target",
     "prefix cut",
@@ -74,6 +74,12 @@ pub const REQUIRED: [&str; 70] = [
     "shard returned",
     "more than eight shards",
     "no backups",
+    "process on disk died",
+    "machine of a process died",
+    "power lost everywhere",
+    "members succeeded",
+    "replica left",
+    "replica waited for its disk",
 ];
 
 /// A batch this large has to reach everything.

@@ -1,5 +1,6 @@
 //! A process: the replicas and the gate that live and die together, built as the composition root builds them.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
@@ -12,16 +13,18 @@ use super::network::{Shared, SimTransport};
 use super::oracle::Life;
 use super::overlay::{LinkOf, Overlay};
 use super::sequencers::Sites;
+use super::stores::Stores;
 use super::tap::{Role, Tap};
 use crate::channel::spsc;
 use crate::counters::Counters;
-use crate::log::{LogOptions, LogReader, Verifier};
+use crate::log::{LogOptions, LogReader, Retention, Verifier};
 use crate::mem::Region;
 use crate::node::bus::{GatePort, Progress, ShardPort};
-use crate::node::gate::{GateAgent, GateConfig, GateParts};
+use crate::node::gate::{GateAgent, GateConfig, GateParts, OldLog};
 use crate::node::mailbox::{Admission, MailSender, Mailbox, Notice, mailbox};
 use crate::node::replica::{PEERS_MAX, ReplicaAgent, ReplicaParts, replica_name};
 use crate::node::sequencer::{Replica, SequencerAgent, SequencerParts};
+use crate::storage::SimDisk;
 use crate::transport::{PeerId, Transport};
 
 /// Both ends of a mailbox for connections.
@@ -34,6 +37,7 @@ pub(super) struct Birth {
     pub(super) agent: usize,
     pub(super) region: Arc<Region>,
     pub(super) reader: LogReader,
+    pub(super) disk: Option<SimDisk>,
 }
 
 /// An agent that was built, and what belongs to it.
@@ -55,10 +59,11 @@ pub(super) struct Builder<'a, O: Overlay> {
     pub(super) notices: &'a Sender<Notice>,
     pub(super) places: &'a Places,
     pub(super) sites: &'a mut Sites,
+    pub(super) stores: &'a mut Stores,
 }
 
 impl<O: Overlay> Builder<'_, O> {
-    /// The agents of a process, with empty logs, in their `life`th life.
+    /// The agents of a process, with empty logs or those on their disks, in their `life`th life.
     ///
     /// # Errors
     /// When the system has no memory for it.
@@ -106,15 +111,19 @@ impl<O: Overlay> Builder<'_, O> {
         let config = ShardConfig { replica: own, ..config };
         let name = replica_name(shard, number);
         let region = Region::new(knobs.region_bytes)?;
-        let log = Verifier::new(region.clone(), shard);
+        let mut log = Verifier::new(region.clone(), shard);
         let birth = Birth {
             shard: shard.0,
             life: (number, own.incarnation),
             agent,
             region: region.clone(),
             reader: log.reader(),
+            disk: self.stores.of(agent).cloned(),
         };
         let (replica_waker, gate_waker) = (self.places.waker(agent), self.places.waker(knobs.replicas() + process));
+        let wakers = (replica_waker.clone(), gate_waker.clone());
+        let opened = self.stores.open(knobs, agent, &mut log, &config, wakers);
+        let (disk, old) = opened.map_or((None, None), |opened| (Some(opened.parts), Some(opened.old)));
         let (requests, mut shard_requests) = spsc::channel(knobs.requests_bytes, replica_waker.clone())?;
         let (shard_answers, mut answers) = spsc::channel(knobs.answers_bytes, gate_waker.clone())?;
         shard_requests.set_producer_waker(gate_waker.clone());
@@ -127,7 +136,7 @@ impl<O: Overlay> Builder<'_, O> {
             progress: progress.clone(),
             requests,
             answers,
-            old: None,
+            old: old.map(|old| RefCell::new(OldLog::new(old))),
         };
         let gate = GatePort { progress, requests: shard_requests, answers: shard_answers, waker: gate_waker, relays };
         let role = Role::Follower { number: agent };
@@ -135,13 +144,15 @@ impl<O: Overlay> Builder<'_, O> {
         let source = transport.register(region);
         let (mail, mailbox) = self.mailbox(agent);
         let counters = Counters::new(&name);
+        // What is on disk needs not stay in memory.
+        let retention = if disk.is_some() { Retention::Recycle } else { knobs.retention };
         let parts = ReplicaParts {
             config,
             replicas: 1 + knobs.backups,
             report_delay_ns: 0,
-            options: LogOptions { retention: knobs.retention, record_bytes_max: knobs.record_bytes_max as usize },
+            options: LogOptions { retention, record_bytes_max: knobs.record_bytes_max as usize },
             log,
-            disk: None,
+            disk,
             gate,
             mailbox,
             notices: self.notices.clone(),

@@ -38,8 +38,10 @@ pub(super) enum What {
     Revive { member: u16 },
     /// Something worse than a lost link happens.
     Strike { strike: Strike },
-    /// A process that is down comes back without memory.
+    /// A process that is down comes back, with nothing but its disk.
     Restart { process: usize },
+    /// Something is done on a replica's disk.
+    Disk { replica: usize },
     /// The state of the whole run is looked at.
     Look,
 }
@@ -55,6 +57,8 @@ pub(super) enum Strike {
     Pause,
     /// A whole shard is lost, or two.
     Shard,
+    /// All machines lose power at once.
+    Power,
 }
 
 #[derive(Debug)]

@@ -27,6 +27,8 @@ const DRAIN_NS: u64 = 8_000_000_000;
 const LOOK_NS: u64 = 250_000;
 /// Positions read back in the end.
 const READ_BACK: u64 = 24;
+/// A shard that was lost may return without some of what it had.
+const GAPS: &str = "bound records are in no log that is left";
 /// A client that was cut off for this reason was too slow for what the log keeps.
 const TOO_SLOW: &str = "the log dropped a record while it was being delivered";
 
@@ -99,8 +101,11 @@ impl<O: Overlay> Run<O> {
     pub(super) fn new(knobs: Knobs, overlay: O, written: bool) -> std::io::Result<Run<O>> {
         let knobs = Rc::new(knobs);
         let machine = Machine::new(&knobs, overlay, written)?;
-        let may_trim = knobs.retention == crate::log::Retention::Recycle || knobs.may_bind_freely();
-        let mut oracle = Oracle::new(knobs.shards, may_trim);
+        // What has left memory is on disk, if there is one.
+        let recycles = knobs.retention == crate::log::Retention::Recycle && knobs.replica_disks.is_none();
+        let succeed = knobs.replica_disks.is_some_and(|disks| disks.flushed);
+        let mut oracle = Oracle::new(knobs.shards, recycles || knobs.may_bind_freely(), succeed);
+        oracle.may_forget = knobs.replica_disks.is_some();
         oracle.never_rests = knobs.policy.beat != Beat::Target;
         let oracle = Rc::new(RefCell::new(oracle));
         let common = Rc::new(Common {
@@ -257,6 +262,8 @@ impl<O: Overlay> Run<O> {
                     self.exhausted = true;
                 } else if text.contains(TOO_SLOW) {
                     self.machine.probes.add("client cut off", 1);
+                } else if text.contains(GAPS) && self.oracle.borrow().has_lost_shards() {
+                    self.machine.probes.add("log on disk with gaps", 1);
                 } else {
                     self.oracle.borrow_mut().complain(Violation::new("warning", format!("{agent}: {text}")));
                 }

@@ -129,7 +129,7 @@ impl<O: Overlay> Machine<O> {
 
     /// A sequencer's process ends, or its machine does. Without what it knows it comes back as another member, which must
     /// not be one too many.
-    fn crash(&mut self, now_ns: u64, member: u16, machine: bool, for_ns: u64) {
+    pub(super) fn crash(&mut self, now_ns: u64, member: u16, machine: bool, for_ns: u64) {
         let knobs = self.knobs.clone();
         let keeps = knobs.disk_ns.is_some() && (!machine || flushes(&knobs));
         let agent = knobs.sequencer(member);

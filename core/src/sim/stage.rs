@@ -136,7 +136,7 @@ impl Stage {
             Victim::Replica { shard, number } => {
                 let agent = self.machine.knobs.replica(shard, number);
                 let process = self.machine.cluster.places.processes[agent];
-                self.machine.die(now_ns, Death { process, leave: 0, silent_ns: None, down_ns: None });
+                self.machine.die(now_ns, Death { process, leave: 0, silent_ns: None, down_ns: None, power: false });
             }
             Victim::Leader => {
                 if let Some((agent, _)) = self.machine.cluster.leader() {

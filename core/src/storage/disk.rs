@@ -10,6 +10,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use crate::mem::Region;
+use crate::node::Waker;
 
 /// Unit of all transfers, in bytes: offsets and lengths of reads and writes are multiples of it.
 pub const BLOCK_BYTES: usize = 4096;
@@ -197,6 +198,9 @@ pub trait Disk: Sized {
     /// # Errors
     /// The operating system's.
     fn another(&self) -> io::Result<Self>;
+
+    /// Whom to wake when something is done, for a disk that has no descriptors to wait for.
+    fn set_waker(&mut self, _waker: Waker) {}
 
     /// Descriptors that become readable when operations are done while the owner sleeps.
     fn wait_fds(&self, fds: &mut Vec<RawFd>);

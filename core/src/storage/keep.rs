@@ -243,3 +243,54 @@ impl OldEntries for OldEntriesThread {
         self.catalog.first().unwrap_or_default()
     }
 }
+
+/// A reader on the thread of whoever asks: it goes on whenever it is polled.
+pub struct OldEntriesPolled<D: Disk> {
+    reader: Reader<D>,
+}
+
+impl<D: Disk> OldEntriesPolled<D> {
+    /// Whoever asks is woken with `waker` when the disk has done something.
+    pub fn new(mut reader: Reader<D>, waker: crate::node::Waker) -> OldEntriesPolled<D> {
+        reader.set_waker(waker);
+        OldEntriesPolled { reader }
+    }
+}
+
+impl<D: Disk> fmt::Debug for OldEntriesPolled<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OldEntriesPolled").field("is_idle", &self.reader.is_idle()).finish()
+    }
+}
+
+impl<D: Disk + Send> OldEntries for OldEntriesPolled<D> {
+    fn request(&mut self, token: u64, request: Request) -> Result<(), Full> {
+        // No more at a time than fits the reader's buffer beside the block that it begins in.
+        let most = self.reader.buffer().len() as u64 / 2;
+        let request = match request {
+            Request::Entries { lsn, bytes_max } => Request::Entries { lsn, bytes_max: bytes_max.min(most as usize) },
+            Request::Range { from, to, mended } => {
+                Request::Range { from, to: to.min(from.saturating_add(most)), mended }
+            }
+        };
+        if self.reader.request(token, request) { Ok(()) } else { Err(Full) }
+    }
+
+    fn poll(&mut self) -> Option<(u64, OldRead)> {
+        let (token, read) = self.reader.poll()?;
+        let read = read.map(|answer| {
+            let mut bytes = Vec::new();
+            self.reader.buffer().append_to(answer.offset, answer.len, &mut bytes);
+            (answer.begins, bytes)
+        });
+        Some((token, read))
+    }
+
+    fn waits(&mut self) -> bool {
+        self.reader.prepare_wait()
+    }
+
+    fn first(&self) -> Mark {
+        self.reader.catalog.first().unwrap_or_default()
+    }
+}

@@ -31,7 +31,7 @@ pub use disk::{BLOCK_BYTES, Completion, Disk, FILES_MAX, Name, OPERATIONS_MAX, O
 pub(crate) use error::is_full;
 pub use error::{AFTER_DAMAGE, StoreError};
 pub use format::{CLUSTER_BYTES_MAX, HEADER_BYTES, Identity, Layout, NOTE_BYTES_MAX, Owner};
-pub use keep::{OldEntries, OldEntriesThread, OldRead, Store};
+pub use keep::{OldEntries, OldEntriesPolled, OldEntriesThread, OldRead, Store};
 pub use mark::{Mark, entry_bytes};
 pub use mend::Rot;
 pub use reader::{Answer, ReadError, Reader, Request};

@@ -17,6 +17,7 @@ use super::disk::{BLOCK_BYTES, Disk, Name, Op};
 use super::mark::{Chain, Mark, Step};
 use super::store::LogStore;
 use crate::mem::Region;
+use crate::node::Waker;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -242,6 +243,11 @@ impl<D: Disk> Reader<D> {
     /// Whether nothing is asked for.
     pub fn is_idle(&self) -> bool {
         self.work.is_none() && self.requests.is_empty()
+    }
+
+    /// See [`Disk::set_waker`].
+    pub fn set_waker(&mut self, waker: Waker) {
+        self.disk.set_waker(waker);
     }
 
     /// Descriptors that become readable when the disk has done something.

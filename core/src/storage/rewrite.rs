@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use antelog_protocol::mutant::{Mutant, planted};
+
 use super::catalog::Segment;
 use super::disk::{BLOCK_BYTES, Disk, Name, Op};
 use super::error::{StoreError, run};
@@ -165,7 +167,9 @@ impl<D: Disk> LogStore<D> {
             let Active { start, file, .. } = self.active[which];
             let name = Name::Segment(start);
             let bytes = Self::file_at(start, at.clamp(start, start + segment_bytes));
-            run(&mut self.disk, Op::SetLength { file, bytes }, name)?;
+            if !planted(Mutant::KeepTornTails) {
+                run(&mut self.disk, Op::SetLength { file, bytes }, name)?;
+            }
             let bytes = HEADER_BYTES + segment_bytes;
             match run(&mut self.disk, Op::Allocate { file, bytes }, name) {
                 // Somebody else has taken the space. Writes will tell.

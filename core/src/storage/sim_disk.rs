@@ -6,6 +6,7 @@
 
 mod state;
 
+use std::fmt;
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -52,6 +53,12 @@ struct Lock(SimDisk);
 impl Drop for Lock {
     fn drop(&mut self) {
         self.0.state().locked = false;
+    }
+}
+
+impl fmt::Debug for SimDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimDisk").field("files", &self.files()).finish()
     }
 }
 
@@ -111,6 +118,33 @@ impl SimDisk {
     /// When something is done next.
     pub fn next_ns(&self) -> Option<u64> {
         self.state().planned.iter().map(|planned| planned.due_ns).min()
+    }
+
+    /// How far its time has come: whoever waits for an operation lets it pass.
+    pub fn now_ns(&self) -> u64 {
+        self.state().now_ns
+    }
+
+    /// How often the processes that used it have died.
+    pub fn deaths(&self) -> u64 {
+        self.state().deaths
+    }
+
+    /// Reads a file as its users see it; what is not there is zero.
+    pub fn peek(&self, name: Name, at: u64, into: &mut [u8]) {
+        let state = self.state();
+        let file = state.names.get(&name).map(|inode| &state.files[*inode]);
+        let mut done = 0;
+        while done < into.len() {
+            let now = at + done as u64;
+            let from = now as usize % BLOCK_BYTES;
+            let len = (into.len() - done).min(BLOCK_BYTES - from);
+            match file.and_then(|file| file.blocks.get(&(now / BLOCK_BYTES as u64))) {
+                Some(block) => into[done..done + len].copy_from_slice(&block[from..from + len]),
+                None => into[done..done + len].fill(0),
+            }
+            done += len;
+        }
     }
 
     /// Whether [`Faults::dies_after`] has come: nothing happens until the power loss is over.
@@ -209,15 +243,6 @@ impl SimDisk {
     pub fn files(&self) -> Vec<(Name, u64)> {
         let state = self.state();
         state.names.iter().map(|(name, inode)| (*name, state.files[*inode].length)).collect()
-    }
-}
-
-impl SimHandle {
-    /// Names the thread to wake when something is done.
-    pub fn set_waker(&self, waker: Waker) {
-        if let Some(user) = self.disk.state().users.get_mut(&self.user) {
-            user.waker = Some(waker);
-        }
     }
 }
 
@@ -327,6 +352,12 @@ impl Disk for SimHandle {
 
     fn another(&self) -> io::Result<SimHandle> {
         Ok(self.disk.user(self._lock.clone()))
+    }
+
+    fn set_waker(&mut self, waker: Waker) {
+        if let Some(user) = self.disk.state().users.get_mut(&self.user) {
+            user.waker = Some(waker);
+        }
     }
 
     fn wait_fds(&self, _: &mut Vec<RawFd>) {}

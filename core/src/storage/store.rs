@@ -8,6 +8,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use antelog_protocol::Lsn;
+use antelog_protocol::mutant::{Mutant, planted};
 
 use super::catalog::{Catalog, Segment};
 use super::disk::{BLOCK_BYTES, Completion, Disk, Name, Op};
@@ -265,7 +266,7 @@ impl<D: Disk> LogStore<D> {
             let which = (token & 0xFFFF_FFFF) as usize;
             match token & !0xFFFF_FFFF {
                 WRITE => self.on_written(which, result),
-                SYNC => self.on_synced(result),
+                SYNC => self.on_synced(which, result),
                 MAKE => self.on_made(result),
                 TIDY => self.on_tidied(result),
                 _ => self.on_saved(result),
@@ -328,7 +329,10 @@ impl<D: Disk> LogStore<D> {
         }
     }
 
-    fn on_synced(&mut self, result: i32) {
+    fn on_synced(&mut self, file: usize, result: i32) {
+        if result < 0 && planted(Mutant::RetryFailedSyncs) {
+            return self.submit(Op::Sync { file }, SYNC | file as u64);
+        }
         // Even an interrupted sync may have dropped the error of a write: there is no second try.
         // See "What a failed fdatasync means" in DESIGN.md.
         if result < 0 {

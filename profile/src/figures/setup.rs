@@ -157,6 +157,7 @@ impl Setup {
             raft_tick_ns: 10_000_000,
             disk_ns: None,
             flushed: false,
+            replica_disks: None,
             // Where somebody is killed the first primary and the last backup live alone.
             processes: if self.has_losses() { self.shards + 1 } else { self.shards },
             shared_threads: false,
@@ -207,7 +208,7 @@ impl Setup {
                 pause_ns: 0,
                 dial_fails_percent: 0,
                 new_session_every_ns: None,
-                strike_every_ns: [None; 4],
+                strike_every_ns: [None; 5],
                 strike_ns: 0,
                 silent_percent: 0,
                 aim: None,

@@ -37,6 +37,7 @@ impl Shard {
         assert!(from <= end, "a log that ends at slot {end} has no slot {from}");
         new.appended = end;
         new.durable = new.committed;
+        new.inherited = end;
         new.placed = [new.committed; crate::limits::REPLICAS_MAX];
         new.stats.records = records;
         new.reported.records_lsn = records_lsn;
@@ -73,12 +74,20 @@ impl Shard {
         self.send_report(now_ns, out);
     }
 
+    /// What is bound in a predecessor's log it has reported, because every member held it; they may not have said so again.
+    pub(super) fn believe_predecessor(&mut self, committed: Lsn) {
+        if committed <= self.inherited {
+            self.durable = self.durable.max(committed);
+        }
+    }
+
     /// The order log is told anew as of a later entry, and what lies between is not told at all. Whoever is the primary
     /// still goes on: nobody else has written its log, and nothing of it is bound that it has not reported.
     pub fn follow_anew(&mut self, now_ns: u64, ledger: Ledger, out: &mut impl ShardOut) {
         let shard = self.config.shard;
         let committed = ledger.committed_lsn(shard);
         invariant!(I2, committed >= self.committed, "shard {shard}: bound slots went back");
+        self.believe_predecessor(committed);
         invariant!(I11, committed <= self.durable, "shard {shard}: slot {committed} is bound but not durable");
         let older = core::mem::replace(&mut self.ledger, ledger);
         self.committed = committed;

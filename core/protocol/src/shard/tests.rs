@@ -281,6 +281,23 @@ fn free_windows_report_on_the_tick_and_deliver_what_is_bound() {
     assert!(rig.world.no_ops.is_empty());
 }
 
+/// Where placements count when they are flushed, the other members say again what they have flushed to whoever leads now.
+#[test]
+fn what_a_predecessor_reported_is_bound_before_the_others_have_said_it_again() {
+    let mut rig = Rig::granted();
+    let config = ShardConfig { epoch: 2, ..rig.shard.config.clone() };
+    let ledger = core::mem::replace(&mut rig.shard, Rig::new().shard).into_ledger();
+    let duplicates = Duplicates::new(4, 16);
+    let inheritance = Inheritance { ledger, duplicates, from: Lsn(0), end: Lsn(4), records_lsn: Lsn(4), records: 4 };
+    rig.shard = Shard::take_over(config, inheritance);
+    (0..4).for_each(|n| rig.shard.inherit(Lsn(n), CLIENT, n));
+    rig.shard.begin(1, 0b11, &mut rig.world);
+    assert_eq!((rig.shard.durable(), rig.shard.deliverable()), (Lsn(0), Lsn(0)));
+    rig.cut(2, 0, 1, 0);
+    assert_eq!(rig.world.acknowledged, [(0, 2), (1, 3), (2, 4)]);
+    assert_eq!((rig.shard.durable(), rig.shard.committed()), (Lsn(3), Lsn(3)));
+}
+
 #[test]
 #[should_panic(expected = "invariant I11")]
 fn a_cut_over_slots_that_are_not_durable_is_a_broken_invariant() {

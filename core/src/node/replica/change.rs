@@ -10,6 +10,7 @@ use antelog_protocol::shard::ShardConfig;
 use antelog_protocol::wire::node::{Greeting, NodeMessage, Place};
 use antelog_protocol::{Lsn, ReplicaId};
 
+use super::disk::Past;
 use super::follower::Follower;
 use super::leader::Leader;
 use super::peers::Standing;
@@ -422,12 +423,14 @@ impl<T: Transport> ReplicaAgent<T> {
         }
         self.peers.iter_mut().for_each(|p| p.standing = Standing::Stranger);
         self.quiesce();
-        let Leader { shard, log, .. } = *leader;
+        let Leader { shard, log, has_gaps, .. } = *leader;
         let committed = shard.committed();
         self.reached = log.tail();
+        let past = Past { has_gaps, ..Past::of(&self.config, &log, committed, shard.sessions()) };
         let (log, anew) = log.give_up(committed);
         (self.told, self.told_at) = (log.place(), log.at());
-        self.life = Some(Life::Following(Box::new(Follower::of_bound(&self.config, shard.into_ledger(), log))));
+        let follower = Follower::of_bound(&self.config, shard.into_ledger(), log, past);
+        self.life = Some(Life::Following(Box::new(follower)));
         self.cut_disk(anew);
         self.look_at_losses(now_ns);
     }
@@ -463,8 +466,8 @@ impl<T: Transport> ReplicaAgent<T> {
         let (shard, own) = (self.shard, self.own);
         let leads =
             ledger.membership(shard).is_some_and(|m| m.holds(own) && m.primary == own.number && m.epoch == self.epoch);
-        // Who follows a later primary already holds that one's log.
-        let epoch = self.epoch;
+        // Who follows a later primary already holds that one's log, and whoever was born anew may have it on disk.
+        let epoch = self.epoch.max(self.log_epoch);
         let is_past = |m: &Membership| epoch < m.epoch || m.has_failed() && epoch == m.epoch;
         let is_past = ledger.membership(shard).is_some_and(is_past);
         match &mut self.life {

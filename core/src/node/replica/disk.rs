@@ -6,20 +6,21 @@
 //! disk" in DESIGN.md.
 
 use antelog_protocol::duplicates::Duplicates;
+use antelog_protocol::mutant::{Mutant, planted};
 use antelog_protocol::shard::ShardConfig;
 use antelog_protocol::wire::entry::{EntryHeader, EntryKind, HEADER_BYTES};
 use antelog_protocol::wire::node::Place;
 use antelog_protocol::{ClientId, Lsn};
 
 use super::catch_up::chunk_bytes;
-use crate::log::Verifier;
+use crate::log::{LogWriter, Verifier};
 use crate::node::Waker;
 use crate::node::agent::leave;
-use crate::node::mailbox::{Mailbox, mailbox};
+use crate::node::mailbox::{MailSender, Mailbox, mailbox};
 pub(super) use crate::storage::entry_bytes;
 use crate::storage::{
-    AFTER_DAMAGE, Condition, Damage, Disk, Keep, LogStore, Mark, OldEntries, OldEntriesThread, Owner, Reader, Request,
-    Rot, Store, StoreConfig, StoreError, Verify,
+    AFTER_DAMAGE, Condition, Damage, Disk, Keep, LogStore, Mark, OldEntries, OldEntriesPolled, OldEntriesThread, Owner,
+    Reader, Request, Rot, Store, StoreConfig, StoreError, Verify,
 };
 
 /// Segments are a quarter of the region, at most this many bytes.
@@ -46,6 +47,35 @@ pub struct DiskOptions {
     pub record_bytes_max: usize,
     /// Unix time, in milliseconds, when the clock of duty cycles was 0.
     pub unix_ms: u64,
+    /// Who looks for old entries.
+    pub readers: Readers,
+}
+
+/// Who looks for entries that have left memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readers {
+    /// A thread for each of the two that ask, because looking for a cold entry may read a segment.
+    Threads,
+    /// Those who ask, when they are called: threads are nothing for the simulator.
+    Polled,
+}
+
+impl Readers {
+    /// `answers_bytes` bounds what waits in front of whoever asks, which `waker` wakes. What is rotten is told to
+    /// `rot` by threads only.
+    fn begin<D: Disk + Send + 'static>(
+        self,
+        name: &str,
+        reader: Reader<D>,
+        answers_bytes: usize,
+        waker: Waker,
+        rot: Option<MailSender<Rot>>,
+    ) -> std::io::Result<Box<dyn OldEntries>> {
+        Ok(match self {
+            Readers::Threads => Box::new(OldEntriesThread::spawn(name, reader, answers_bytes, waker, rot)?),
+            Readers::Polled => Box::new(OldEntriesPolled::new(reader, waker)),
+        })
+    }
 }
 
 /// What a replica is given of its disk.
@@ -93,6 +123,25 @@ impl Past {
     pub(super) fn new(config: &ShardConfig) -> Past {
         let duplicates = Duplicates::new(config.sessions_max, config.session_remembered);
         Past { duplicates, records: 0, records_lsn: Lsn(0), has_gaps: false }
+    }
+
+    /// What a primary that gives back what is not bound, from a slot on, knows of the rest: the log may hold more of its
+    /// sessions than memory does.
+    pub(super) fn of(
+        config: &ShardConfig,
+        log: &LogWriter,
+        bound: Lsn,
+        sessions: impl Iterator<Item = (ClientId, u64, Lsn)>,
+    ) -> Past {
+        let mut past = Past::new(config);
+        let unbound = log.first_numbers_from(bound);
+        for (client, next_seq, last_lsn) in sessions {
+            let next_seq = unbound.get(&client).map_or(next_seq, |seq| next_seq.min(*seq));
+            if next_seq > 0 {
+                past.duplicates.restore(client, next_seq, last_lsn.min(Lsn(bound.0.saturating_sub(1))));
+            }
+        }
+        past
     }
 
     /// Takes in the next entry.
@@ -179,8 +228,8 @@ pub fn open<D: Disk + Send + 'static>(
     gate_waker: Waker,
 ) -> Result<Opened, String> {
     let region = log.region().clone();
-    let own = config.replica;
-    let segment_bytes = (region.len() as u64 / 4).min(SEGMENT_BYTES_MAX);
+    let (own, lap_bytes) = (config.replica, region.len() as u64);
+    let segment_bytes = (lap_bytes / 4).min(SEGMENT_BYTES_MAX);
     let owner = Owner { cluster: options.cluster.clone(), shard: config.shard, replica: own.number };
     let store_config = StoreConfig {
         owner,
@@ -193,7 +242,9 @@ pub fn open<D: Disk + Send + 'static>(
     let text = |error: StoreError| error.to_string();
     let (mut store, found) = LogStore::open(disk, &store_config, region).map_err(text)?;
     let place = store.disk().place();
-    if !log.resume(found.in_region.into(), found.end.at) {
+    let lost_bytes = if planted(Mutant::ForgetTheBaseOffset) { found.in_region.at / lap_bytes * lap_bytes } else { 0 };
+    let begins = Mark { at: found.in_region.at - lost_bytes, ..found.in_region };
+    if !log.resume(begins.into(), found.end.at - lost_bytes) {
         return Err(format!("{place}: the log's newest entries are not as they were verified: {AFTER_DAMAGE}"));
     }
     let mut memory = Memory::decode(&store.identity().note);
@@ -222,16 +273,16 @@ pub fn open<D: Disk + Send + 'static>(
     scan(&mut reader, &mut past, found.first, until).map_err(|why| format!("{place}: {why}: {AFTER_DAMAGE}"))?;
     let answers_bytes = (4 * buffer_bytes).next_power_of_two();
     let (rot_mail, rot) = mailbox(waker.clone());
-    let rot_mail = Some(rot_mail);
-    let for_gate = OldEntriesThread::spawn("antelog-reader", reader, answers_bytes, gate_waker, rot_mail.clone())
-        .map_err(cannot)?;
+    let mail = Some(rot_mail);
+    let for_gate =
+        options.readers.begin("antelog-reader", reader, answers_bytes, gate_waker, mail.clone()).map_err(cannot)?;
     let chunk_bytes = chunk_bytes(options.record_bytes_max);
     let reader = store.reader(2 * chunk_bytes).map_err(cannot)?;
     let answers_bytes = (4 * chunk_bytes).next_power_of_two();
-    let old = OldEntriesThread::spawn("antelog-giver", reader, answers_bytes, waker, rot_mail).map_err(cannot)?;
+    let old = options.readers.begin("antelog-giver", reader, answers_bytes, waker, mail).map_err(cannot)?;
     let (flushed, keep) = (options.flushed, options.keep);
-    let parts = DiskParts { store: Box::new(store), flushed, keep, memory, past, old: Box::new(old), rot: Some(rot) };
-    Ok(Opened { parts, old: Box::new(for_gate), notice })
+    let parts = DiskParts { store: Box::new(store), flushed, keep, memory, past, old, rot: Some(rot) };
+    Ok(Opened { parts, old: for_gate, notice })
 }
 
 /// Goes through the entries between two places of a log on disk. Waits for the disk.

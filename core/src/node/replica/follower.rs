@@ -39,8 +39,8 @@ impl Follower {
     }
 
     /// Who led until now, and gave back what was not bound: all that is left is.
-    pub(super) fn of_bound(config: &ShardConfig, ledger: Ledger, log: Verifier) -> Follower {
-        let mut follower = Follower::new(config, ledger, log, Past::new(config));
+    pub(super) fn of_bound(config: &ShardConfig, ledger: Ledger, log: Verifier, past: Past) -> Follower {
+        let mut follower = Follower::new(config, ledger, log, past);
         follower.sure = follower.log.lsn();
         follower
     }
@@ -204,6 +204,11 @@ impl Follower {
             }
             place = behind;
         }
+        assert!(
+            place.at_bytes == self.log.at(),
+            "what is not known to be bound was overwritten from offset {}",
+            place.at_bytes
+        );
         let epoch = config.epoch;
         let Follower { ledger, past, log, .. } = self;
         let duplicates = past.duplicates;

@@ -1,6 +1,8 @@
 //! What a replica does with its log on disk: writes it behind memory, tells what is flushed there and how much room there
 //! is, cuts it with the log, and ends it.
 
+use antelog_protocol::mutant::{Mutant, planted};
+
 use super::{Life, ReplicaAgent};
 use crate::channel::mirror::{CONTROL_REGION, FLUSHED_AT, ROOM_AT};
 use crate::transport::{RemoteOffset, Transport};
@@ -74,7 +76,8 @@ impl<T: Transport> ReplicaAgent<T> {
     /// What is flushed here counts.
     fn tell_flushed(&mut self, now_ns: u64) {
         let Some(disk) = &self.disk else { return };
-        let flushed = disk.store.flushed().lsn;
+        let early = planted(Mutant::CountUnflushed);
+        let flushed = if early { disk.store.requested().lsn } else { disk.store.flushed().lsn };
         if self.is_primary() {
             return self.count_flushed(now_ns, flushed);
         }

@@ -37,7 +37,7 @@ pub(super) struct Leader {
     /// Records have room on all members' disks up to this offset.
     disk_room: u64,
     /// Slots are missing in the log that were bound.
-    has_gaps: bool,
+    pub(super) has_gaps: bool,
     /// The operator was told that the region is used up.
     exhausted: bool,
     /// Requests wait for acknowledgements or for entries to be confirmed.
@@ -360,7 +360,10 @@ impl<T: Transport> ReplicaAgent<T> {
         let Some(Life::Leading(leader)) = &mut self.life else { return };
         let (tail, next_lsn) = (leader.log.tail(), leader.log.next_lsn());
         for peer in &mut self.peers {
-            if peer.from_disk {
+            // Whoever was born anew has not learned yet what is bound of what it has in memory, which must not be
+            // overwritten by what this log had beyond its.
+            let fits = self.disk.is_none() || tail <= peer.mirror.drained() + self.region.len() as u64;
+            if peer.from_disk || !fits {
                 peer.mirror.announce(&mut self.transport);
             } else {
                 peer.mirror.pump(&mut self.transport, tail, next_lsn);

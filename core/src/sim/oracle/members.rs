@@ -47,6 +47,8 @@ pub(super) struct ChangeCounts {
     pub(super) promoted: u64,
     pub(super) joined: u64,
     pub(super) returned: u64,
+    /// All members died, and later lives of some go on with what their disks have kept.
+    pub(super) succeeded: u64,
     pub(super) voids: u64,
     /// Among those that joined: born anew, and primaries before.
     pub(super) reborn: u64,
@@ -64,12 +66,14 @@ pub(super) struct Memberships {
     pub(super) counts: ChangeCounts,
     /// Lives that were members, and those that led.
     known: BTreeSet<(u16, Life)>,
+    /// A later life of a member keeps everything that it held.
+    succeed: bool,
     led: BTreeSet<(u16, Life)>,
 }
 
 impl Memberships {
-    pub(super) fn new(shards: u16) -> Memberships {
-        Memberships { shards: vec![Members::default(); shards.into()], ..Memberships::default() }
+    pub(super) fn new(shards: u16, succeed: bool) -> Memberships {
+        Memberships { shards: vec![Members::default(); shards.into()], succeed, ..Memberships::default() }
     }
 
     pub(super) fn of(&self, shard: u16) -> &Members {
@@ -96,7 +100,9 @@ impl Memberships {
             Err(Violation::new("I4", format!("change {change} of shard {shard}'s members (epoch {epoch}) {what}")))
         };
         let Some(known) = self.shards.get(usize::from(shard)) else { return wrong("is of no shard of the cluster") };
-        let begins = known.lives.is_empty() || known.primary != primary;
+        let leads = lives.iter().copied().find(|life| life.0 == primary);
+        // Another life of the same primary is another one.
+        let begins = known.lives.is_empty() || known.first() != leads;
         let fits = if begins { epoch > known.epoch } else { epoch == known.epoch };
         if view != self.view || change != known.change + 1 || lives.is_empty() || !fits {
             self.counts.voids += 1;
@@ -106,7 +112,11 @@ impl Memberships {
         let Some(leads) = next.first() else { return wrong("names a primary that is no member") };
         let news: Vec<Life> = next.lives.iter().copied().filter(|life| !known.lives.contains(life)).collect();
         let added = news.len();
-        if !known.lives.is_empty() {
+        let later = |life: &Life| known.lives.iter().any(|old| old.0 == life.0 && old.1 < life.1);
+        if self.succeed && !known.lives.is_empty() && next.lives.iter().all(later) {
+            // Whether they do hold everything is compared.
+            self.counts.succeeded += 1;
+        } else if !known.lives.is_empty() {
             // Only who held everything that was ever acknowledged may lead.
             if !known.lives.contains(&leads) {
                 return wrong("has a replica lead that was no member");

@@ -187,11 +187,11 @@ impl Window {
 }
 
 impl OrderModel {
-    pub(super) fn new(shards: u16) -> OrderModel {
+    pub(super) fn new(shards: u16, succeed: bool) -> OrderModel {
         OrderModel {
             committed_lsn: vec![0; shards.into()],
             of_shard: vec![Vec::new(); shards.into()],
-            members: Memberships::new(shards),
+            members: Memberships::new(shards, succeed),
             ..OrderModel::default()
         }
     }

@@ -12,6 +12,8 @@ use super::Violation;
 use super::members::{Life, Members};
 use crate::log::LogReader;
 use crate::mem::Region;
+use crate::sim::process::Birth;
+use crate::storage::{BLOCK_BYTES, Name, SimDisk};
 
 const HEADER_BYTES: u64 = 64;
 const PAD: u8 = 3;
@@ -36,7 +38,6 @@ pub(super) struct Found {
     epoch: u64,
     at: u64,
     end: u64,
-    offset: usize,
     len: usize,
 }
 
@@ -45,16 +46,55 @@ pub(super) struct Found {
 struct Held {
     region: Arc<Region>,
     reader: LogReader,
+    /// Its disk, and how often whoever used it had died when this life began.
+    disk: Option<(SimDisk, u64)>,
     /// Entries up to here were compared with it.
     compared: usize,
 }
 
+/// Where a life's entries are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum From {
+    Memory,
+    Disk,
+}
+
 impl Held {
-    /// The entry at an offset; `None` when there is none of this shard.
+    /// The entry in memory at an offset; `None` when there is none of this shard.
     fn parse(&self, shard: u16, at: u64) -> Option<(u8, Found)> {
+        self.parse_in(From::Memory, shard, at)
+    }
+
+    /// The log's bytes at an offset.
+    fn get(&self, from: From, at: u64, into: &mut [u8]) {
+        let lap_bytes = self.region.len() as u64;
+        match (&self.disk, from) {
+            (Some((disk, _)), From::Disk) => {
+                // As replicas choose it: DESIGN.md, "Segments on disk".
+                let segment_bytes = lap_bytes / 4;
+                let mut done = 0;
+                while done < into.len() {
+                    let now = at + done as u64;
+                    let start = now - now % segment_bytes;
+                    let len = (into.len() - done).min((start + segment_bytes - now) as usize);
+                    let part = &mut into[done..done + len];
+                    disk.peek(Name::Segment(start), BLOCK_BYTES as u64 + now - start, part);
+                    done += len;
+                }
+            }
+            _ => self.region.get((at % lap_bytes) as usize, into),
+        }
+    }
+
+    /// The process of this life is gone: what its disk holds is no more what it held.
+    fn is_over(&self) -> bool {
+        self.disk.as_ref().is_some_and(|(disk, deaths)| disk.deaths() != *deaths)
+    }
+
+    fn parse_in(&self, from: From, shard: u16, at: u64) -> Option<(u8, Found)> {
         let place = (at % self.region.len() as u64) as usize;
         let mut header = [0; HEADER_BYTES as usize];
-        self.region.get(place, &mut header);
+        self.get(from, at, &mut header);
         let number = |at: usize, count: usize| {
             header[at..at + count].iter().rev().fold(0u128, |sum, byte| sum << 8 | u128::from(*byte))
         };
@@ -71,7 +111,6 @@ impl Held {
             epoch: number(20, 4) as u64,
             at,
             end: at + HEADER_BYTES + payload,
-            offset: place + HEADER_BYTES as usize,
             len: length as usize,
         };
         fits.then_some((kind, found))
@@ -93,12 +132,14 @@ impl Held {
             let found = self.parse(shard, *at).filter(|(kind, _)| *kind != PAD);
             found.is_some_and(|(_, f)| f.lsn == lsn && f.epoch >= epoch && f.count > 0)
         };
-        (0..self.region.len() as u64).step_by(HEADER_BYTES as usize).find(is_it)
+        // Absolute offsets, from where its memory begins.
+        let head = self.reader.first().map_or(0, |first| first.at);
+        (head..head + self.region.len() as u64).step_by(HEADER_BYTES as usize).find(is_it)
     }
 
-    fn bytes(&self, found: &Found, into: &mut Vec<u8>) {
+    fn bytes(&self, from: From, found: &Found, into: &mut Vec<u8>) {
         into.resize(found.len, 0);
-        self.region.get(found.offset, into);
+        self.get(from, found.at + HEADER_BYTES, into);
     }
 
     /// First slot that it keeps.
@@ -121,6 +162,8 @@ pub(super) struct ShardTruth {
     /// Where the next entry stands, and its slot. `None`: anywhere, because the shard was lost in between.
     at: Option<u64>,
     pub(super) lsn: u64,
+    /// Slots below are bound.
+    pub(super) bound: u64,
     /// What the shard had delivered and not bound whenever it was lost.
     lost: Vec<Entry>,
     /// The epoch in which the shard began, or returned when it was lost last.
@@ -151,6 +194,7 @@ impl ShardTruth {
             entries: Vec::new(),
             at: Some(0),
             lsn: 0,
+            bound: 0,
             lost: Vec::new(),
             returned: 0,
             keeps: 0,
@@ -160,8 +204,13 @@ impl ShardTruth {
     }
 
     /// A replica begins a life.
-    pub(super) fn born(&mut self, life: Life, region: Arc<Region>, reader: LogReader) {
-        self.lives.insert(life, Held { region, reader, compared: 0 });
+    pub(super) fn born(&mut self, birth: Birth) {
+        let Birth { life, region, reader, disk, .. } = birth;
+        let disk = disk.map(|disk| {
+            let deaths = disk.deaths();
+            (disk, deaths)
+        });
+        self.lives.insert(life, Held { region, reader, disk, compared: 0 });
     }
 
     /// Laps of the region that were read.
@@ -211,7 +260,7 @@ impl ShardTruth {
                 };
                 let mut record = None;
                 if let Some((session, seq)) = found.record {
-                    held.bytes(&found, &mut self.scratch);
+                    held.bytes(From::Memory, &found, &mut self.scratch);
                     record = Some(known.find(session, seq, found.lsn, &self.scratch)?);
                 }
                 self.entries.push(Entry { lsn: found.lsn, count: found.count, record, at: found.at });
@@ -230,7 +279,7 @@ impl ShardTruth {
         for life in &self.members.lives {
             let Some(held) = self.lives.get_mut(life) else { continue };
             while let Some(entry) = self.entries.get(held.compared) {
-                if !stands(held, self.shard, entry, known, &mut self.scratch) {
+                if !stands(held, (self.shard, self.bound), entry, known, &mut self.scratch) {
                     return missing(entry.lsn, *life);
                 }
                 held.compared += 1;
@@ -247,7 +296,7 @@ impl ShardTruth {
                 return Err(Violation::new("I4", format!("a member of shard {} never lived: {life:?}", self.shard)));
             };
             for entry in &self.entries[first..] {
-                if !stands(held, self.shard, entry, known, &mut self.scratch) {
+                if !stands(held, (self.shard, self.bound), entry, known, &mut self.scratch) {
                     let what = format!(
                         "slot {} of shard {} was bound or delivered, and replica {} (incarnation {}), a member, does not \
                          hold it",
@@ -263,7 +312,10 @@ impl ShardTruth {
 
     /// First slot that the primary keeps.
     pub(super) fn primary_keeps(&mut self) -> u64 {
-        let head = self.members.first().and_then(|life| self.lives.get(&life)).map_or(0, Held::head);
+        // Nothing is dropped from disk.
+        let in_memory = |held: &&Held| held.disk.is_none();
+        let leads = self.members.first().and_then(|life| self.lives.get(&life));
+        let head = leads.filter(in_memory).map_or(0, Held::head);
         // One that was promoted just now does not know yet what its predecessor dropped.
         self.keeps = self.keeps.max(head);
         self.keeps
@@ -296,7 +348,10 @@ impl ShardTruth {
     fn return_with_less(&mut self, committed: u64, known: &impl Recognise) {
         let Some(held) = self.members.first().and_then(|life| self.lives.get(&life)) else { return };
         let (shard, scratch) = (self.shard, &mut self.scratch);
-        let kept = self.entries.iter().rev().take_while(|e| stands(held, shard, e, known, scratch)).count();
+        // What was only placed there, for a replica that had not caught up, is no part of its log.
+        let end = held.reader.end();
+        let is_kept = |e: &&Entry| e.at < end && stands(held, (shard, 0), e, known, scratch);
+        let kept = self.entries.iter().rev().take_while(is_kept).count();
         let first = self.entries.len() - kept;
         self.unavailable_below = self.entries.get(first).map_or(committed, |e| e.lsn);
     }
@@ -311,7 +366,7 @@ impl ShardTruth {
             while let Some(found) = at.and_then(|at| held.next(self.shard, at, next)) {
                 let mut record = None;
                 if let Some((session, seq)) = found.record {
-                    held.bytes(&found, &mut self.scratch);
+                    held.bytes(From::Memory, &found, &mut self.scratch);
                     record = known.guess(session, seq, &self.scratch);
                 }
                 tail.push(Entry { lsn: found.lsn, count: found.count, record, at: found.at });
@@ -341,15 +396,40 @@ fn find(entries: &[Entry], lsn: u64) -> Option<Entry> {
     (lsn < entry.lsn + entry.count).then_some(entry)
 }
 
-/// Whether an entry stands in a region.
-fn stands(held: &Held, shard: u16, entry: &Entry, known: &impl Recognise, scratch: &mut Vec<u8>) -> bool {
-    let Some((kind, found)) = held.parse(shard, entry.at) else { return false };
+/// Whether an entry stands in a region, or on the disk behind it. Below `bound` slots are bound.
+fn stands(
+    held: &Held,
+    (shard, bound): (u16, u64),
+    entry: &Entry,
+    known: &impl Recognise,
+    scratch: &mut Vec<u8>,
+) -> bool {
+    if stands_in(From::Memory, held, shard, entry, known, scratch) {
+        return true;
+    }
+    match &held.disk {
+        None => false,
+        // Of who is dead only the memory is as it was, and that needs hold only what is not bound.
+        Some(_) if held.is_over() => entry.lsn < bound,
+        Some(_) => stands_in(From::Disk, held, shard, entry, known, scratch),
+    }
+}
+
+fn stands_in(
+    from: From,
+    held: &Held,
+    shard: u16,
+    entry: &Entry,
+    known: &impl Recognise,
+    scratch: &mut Vec<u8>,
+) -> bool {
+    let Some((kind, found)) = held.parse_in(from, shard, entry.at) else { return false };
     // An entry of no-ops that a lost shard had bound in part is shorter now.
     let same = kind != PAD && found.lsn == entry.lsn && found.count >= entry.count;
     same && match (found.record, entry.record) {
         (None, None) => true,
         (Some((session, seq)), Some(record)) => {
-            held.bytes(&found, scratch);
+            held.bytes(from, &found, scratch);
             known.is(record, session, seq, scratch)
         }
         _ => false,

@@ -12,7 +12,7 @@ use crate::sim::oracle::Oracle;
 use crate::sim::overlay::Overlay;
 use crate::sim::queue::{Strike, What};
 
-const STRIKES: [Strike; 4] = [Strike::Crash, Strike::Wall, Strike::Pause, Strike::Shard];
+const STRIKES: [Strike; 5] = [Strike::Crash, Strike::Wall, Strike::Pause, Strike::Shard, Strike::Power];
 /// Most operations that still leave in the cycle in which a process dies.
 const LEAVE_MAX: u64 = 12;
 /// Ticks of the group within which another leader has taken over.
@@ -82,7 +82,7 @@ impl<O: Overlay> Run<O> {
             self.oracle.borrow_mut().landed(landed);
         }
         for birth in self.machine.cluster.born.drain(..) {
-            self.oracle.borrow_mut().born(birth.shard, birth.life, birth.agent, (birth.region, birth.reader));
+            self.oracle.borrow_mut().born(birth);
         }
     }
 
@@ -118,6 +118,7 @@ impl<O: Overlay> Run<O> {
                     self.lose_a_shard(now_ns);
                 }
             }
+            Strike::Power => self.lose_power(now_ns),
         }
     }
 
@@ -176,7 +177,8 @@ impl<O: Overlay> Run<O> {
         let leave = rng.below(LEAVE_MAX);
         let (inside, stays) = (rng.percent(60), rng.percent(15));
         let down_ns = self.lasts_ns();
-        let death = Death { process, leave, silent_ns, down_ns: Some(down_ns).filter(|_| !stays) };
+        let power = self.common.knobs.replica_disks.is_some() && self.machine.power.percent(50);
+        let death = Death { process, leave, silent_ns, down_ns: Some(down_ns).filter(|_| !stays), power };
         let agents = self.machine.cluster.agents_of(process);
         let agent = agents[self.machine.rng.below(agents.len() as u64) as usize];
         let thread = self.machine.cluster.thread_of(agent);
@@ -187,6 +189,19 @@ impl<O: Overlay> Run<O> {
             self.machine.woken.push_back(thread);
         } else {
             self.machine.die(now_ns, death);
+        }
+    }
+
+    /// All machines lose power at once, and come back at times of their own.
+    fn lose_power(&mut self, now_ns: u64) {
+        self.machine.probes.add("power lost everywhere", 1);
+        for process in 0..usize::from(self.common.knobs.processes) {
+            let down_ns = Some(self.machine.power_lasts_ns());
+            self.machine.die(now_ns, Death { process, leave: 0, silent_ns: None, down_ns, power: true });
+        }
+        for member in 0..self.common.knobs.sequencers {
+            let down_ns = self.machine.power_lasts_ns();
+            self.machine.crash(now_ns, member, true, down_ns);
         }
     }
 

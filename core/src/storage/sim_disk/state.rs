@@ -142,6 +142,7 @@ pub(super) struct State {
     pub(super) dead: bool,
     pub(super) locked: bool,
     pub(super) operations: u64,
+    pub(super) deaths: u64,
 }
 
 pub(super) fn apply(names: &mut BTreeMap<Name, usize>, change: Change) {
@@ -195,6 +196,7 @@ impl State {
             dead: false,
             locked: false,
             operations: 0,
+            deaths: 0,
         }
     }
 
@@ -208,6 +210,7 @@ impl State {
             }
         }
         self.users.clear();
+        self.deaths += 1;
         self.dead = false;
         self.faults.dies_after = None;
     }
