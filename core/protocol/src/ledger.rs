@@ -506,16 +506,21 @@ impl Ledger {
     pub fn snapshot_base(&self) -> Position {
         match self.snapshot_first() {
             Some(first) if self.spans[first].mode == WindowMode::Fixed => self.spans[first].start,
+            Some(first) if self.ends_free(first) => self.spans[first].before_last_cut(),
             _ => self.committed,
         }
     }
 
-    /// Index of the span in which the bound prefix ends, if that span has anything left to bind.
+    /// Index of the span in which the bound prefix ends. It is told even if nothing is left to bind in it: where its
+    /// members' slots end is where they go on, or are lost.
     fn snapshot_first(&self) -> Option<usize> {
-        let index = self.span_index(self.bound.window)?;
+        self.span_index(self.bound.window)
+    }
+
+    /// Whether a span is a free one of which everything is bound.
+    fn ends_free(&self, index: usize) -> bool {
         let span = &self.spans[index];
-        let at_end = span.window_end() <= self.bound.window;
-        if at_end && span.mode == WindowMode::Free { None } else { Some(index) }
+        span.mode == WindowMode::Free && span.window_end() <= self.bound.window
     }
 }
 

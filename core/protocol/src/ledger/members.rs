@@ -202,6 +202,14 @@ impl Ledger {
         self.say_members(buffer, &mut say);
         let first = self.snapshot_first().unwrap_or(self.spans.len());
         for (index, span) in self.spans.iter().enumerate().skip(first) {
+            if index == first && self.ends_free(index) {
+                say_grant(buffer, &mut say, span.grant_of_last_cut(self.view));
+                if let Some((point, lsns)) = span.last_cut() {
+                    let len = encode_free_cut(buffer, self.view, point, &lsns);
+                    say(&buffer[..len]);
+                }
+                continue;
+            }
             let from = if index == first { Some(self.bound) } else { None };
             let starts_at = say_grant(buffer, &mut say, span.grant_from(from, self.view));
             if index == first && span.is_fixed() && self.bound > starts_at {

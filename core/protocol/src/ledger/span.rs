@@ -472,20 +472,41 @@ impl Span {
 
     /// The grant that tells of all of this span that is known; of a free span, its cuts follow.
     pub(super) fn grant_known(&self, view: u32) -> (GrantHead, Vec<Member>) {
+        match self.mode {
+            WindowMode::Fixed => self.grant_from(None, view),
+            WindowMode::Free => self.grant_after(self.rows_dropped(), view),
+        }
+    }
+
+    /// The grant of a free span from behind its last cut but one; the last follows.
+    pub(super) fn grant_of_last_cut(&self, view: u32) -> (GrantHead, Vec<Member>) {
+        self.grant_after(self.rows_pushed.saturating_sub(1), view)
+    }
+
+    /// Where the last cut of a free span begins.
+    pub(super) fn before_last_cut(&self) -> Position {
+        Position(self.row(self.rows_pushed.saturating_sub(1)).unwrap_or(&self.row_base)[0])
+    }
+
+    /// The grant of a free span from behind so many of its cuts, of which the last is known.
+    fn grant_after(&self, cuts: u64, view: u32) -> (GrantHead, Vec<Member>) {
         let (mut head, mut members) = self.grant_from(None, view);
-        if self.mode == WindowMode::Free {
-            let point = self.point_after(self.rows_dropped());
-            (head.window, head.first_cut, head.start) = (point.window, point.cut, Position(self.row_base[0]));
-            head.windows = (self.window_end() - point.window) as u32;
-            for (member, lsn) in members.iter_mut().zip(&self.row_base[1..]) {
-                member.first_lsn = Lsn(*lsn);
-            }
+        let (point, row) = (self.point_after(cuts), self.row(cuts).unwrap_or(&self.row_base));
+        (head.window, head.first_cut, head.start) = (point.window, point.cut, Position(row[0]));
+        head.windows = (self.window_end() - point.window) as u32;
+        for (member, lsn) in members.iter_mut().zip(&row[1..]) {
+            member.first_lsn = Lsn(*lsn);
         }
         (head, members)
     }
 
+    /// The last cut of a free span.
+    pub(super) fn last_cut(&self) -> Option<(CutPoint, Vec<Lsn>)> {
+        self.rows().next_back()
+    }
+
     /// The cuts of a free span that are remembered: the point that each reaches, and where the members' slots end there.
-    pub(super) fn rows(&self) -> impl Iterator<Item = (CutPoint, Vec<Lsn>)> + '_ {
+    pub(super) fn rows(&self) -> impl DoubleEndedIterator<Item = (CutPoint, Vec<Lsn>)> + '_ {
         let known = self.rows_dropped() + 1..=self.rows_pushed;
         known.filter_map(|cuts| {
             let row = self.row(cuts)?;

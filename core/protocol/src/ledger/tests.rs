@@ -416,6 +416,36 @@ fn a_snapshot_with_a_loss_that_voided_nothing_says_the_same() {
 }
 
 #[test]
+fn a_snapshot_between_two_free_windows_says_where_a_shard_is_lost_then() {
+    for cuts in [1, 3] {
+        let mut ledger = Ledger::new(2);
+        members(&mut ledger, 0, 1, 1, 0, &[0]);
+        members(&mut ledger, 1, 1, 1, 0, &[0]);
+        grant(&mut ledger, WindowMode::Free, 0, cuts, 0, &[member(0, 0, 0), member(1, 0, 0)]);
+        for cut in 1..=u64::from(cuts) {
+            let (window, at) = if cut == u64::from(cuts) { (1, 0) } else { (0, cut as u32) };
+            free_cut(&mut ledger, window, at, &[3 * cut, 4 * cut]).unwrap();
+        }
+        let (a, b) = (3 * u64::from(cuts), 4 * u64::from(cuts));
+        let mut buffer = [0; ORDER_ENTRY_BYTES_MAX];
+        let mut late = Ledger::at(ledger.applied_index(), ledger.snapshot_base(), ledger.view(), 2);
+        ledger.snapshot(&mut buffer, |entry| {
+            late.apply_snapshot(&OrderEntry::decode(entry).unwrap()).unwrap();
+        });
+        for ledger in [&mut ledger, &mut late] {
+            assert_eq!((ledger.committed(), ledger.bound().window), (Position(a + b), 1));
+            let len = encode_view_change(&mut buffer, 1, ShardId(1));
+            assert_eq!(apply(ledger, &buffer[..len]), Ok(Applied::ViewChanged));
+            assert_eq!(ledger.failed().next().map(|failed| failed.lsn), Some(Lsn(b)));
+            let next = [member(0, 0, a), member(1, 0, b)];
+            grant(ledger, WindowMode::Free, 1, 1, a + b, &next);
+            free_cut(ledger, 2, 0, &[a + 1, b]).unwrap();
+            assert_eq!(ledger.committed(), Position(a + b + 1));
+        }
+    }
+}
+
+#[test]
 fn a_lost_shard_keeps_what_is_bound_and_goes_on_there_when_it_returns() {
     let (a, b) = (ShardId(0), ShardId(1));
     let mut ledger = lost();
