@@ -52,7 +52,8 @@ impl Shared {
         EntryHeader::decode(&bytes).ok()
     }
 
-    /// The place of the first entry kept; `end` where there is none.
+    /// The place of the first entry kept; `end` where there is none. Of the entry before nothing is known but its checksum:
+    /// another log may go on here with an older epoch than this one did.
     fn first_place(&self, end: Place) -> Option<Place> {
         let at_bytes = self.head();
         if at_bytes == end.at_bytes {
@@ -60,7 +61,7 @@ impl Shared {
         }
         let header = self.header(at_bytes)?;
         let crc = self.index.crc_before(at_bytes)?;
-        Some(Place { epoch: header.epoch, crc, at_bytes, lsn: header.lsn })
+        Some(Place { epoch: 0, crc, at_bytes, lsn: header.lsn })
     }
 
     /// The place behind the last entry of which all slots are below `lsn`, if what is kept goes back that far; `end` is
@@ -71,8 +72,7 @@ impl Shared {
         }
         let (at_bytes, first) = self.index.at_or_before(lsn.0, self.head(), end.at_bytes)?;
         let crc = self.index.crc_before(at_bytes)?;
-        let epoch = self.header(at_bytes)?.epoch;
-        let mut place = Place { epoch, crc, at_bytes, lsn: Lsn(first) };
+        let mut place = Place { epoch: 0, crc, at_bytes, lsn: Lsn(first) };
         while place.at_bytes < end.at_bytes {
             let (_, behind) = self.entry(place)?;
             if behind.lsn > lsn {

@@ -173,6 +173,25 @@ fn what_was_given_back_does_not_follow_what_is_written_again_before_it() {
 }
 
 #[test]
+fn whoever_gives_everything_back_goes_on_with_a_log_of_any_epoch() {
+    let of_epoch = |epoch| {
+        let region = Region::new(REGION_BYTES).unwrap();
+        let mut log =
+            LogWriter::new(region, SHARD, epoch, LogOptions { retention: Retention::Refuse, record_bytes_max: 100 });
+        (0..3).for_each(|number| append(&mut log, number, 100).unwrap());
+        log
+    };
+    let (older, newer) = (of_epoch(1), of_epoch(2));
+    let mut verifier = Verifier::new(newer.region().clone(), SHARD);
+    verifier.find_end();
+    // A shard that lost what it had was begun again in epoch 2; what comes back now are its records of epoch 1.
+    verifier.rewind(verifier.first_place().unwrap());
+    newer.region().put_from(0, older.region(), 0, older.tail() as usize);
+    verifier.find_end();
+    assert_eq!(verifier.lsn(), Lsn(3));
+}
+
+#[test]
 fn a_verifier_stops_at_the_first_break_of_the_chain() {
     let mut log = writer(Retention::Refuse);
     for number in 0..10 {
