@@ -155,8 +155,10 @@ impl Follower {
         let committed = if self.is_true(log_epoch) { committed } else { committed.min(self.bound.lsn.max(self.sure)) };
         let Some(place) = self.log.place_before(committed) else { return };
         let cut = self.log.entry(place).filter(|(h, behind)| h.kind == EntryKind::NoOps && behind.lsn > committed);
+        // Who hears of the loss again has given back its part of a run already.
+        let before = if place.lsn == self.log.lsn() { self.no_ops_until } else { Lsn(0) };
         self.conform(place);
-        self.no_ops_until = if cut.is_some() { committed } else { Lsn(0) };
+        self.no_ops_until = if cut.is_some() { committed } else { before };
     }
 
     /// A ledger made from a snapshot takes the place of this one's. If the shard was lost meanwhile, what is void is
@@ -284,6 +286,22 @@ mod tests {
         // A place that it does not have: nothing of its own log counts.
         follower.start(end);
         assert_eq!((follower.log.head(), follower.log.lsn()), (end.at_bytes, Lsn(10)));
+    }
+
+    #[test]
+    fn a_run_of_no_ops_that_was_cut_off_is_remembered_however_often_the_loss_is_heard_of() {
+        let region = Region::new(REGION_BYTES_MIN).unwrap();
+        let options = LogOptions { retention: Retention::Refuse, record_bytes_max: 64 };
+        let mut log = LogWriter::new(region, ShardId(0), 1, options);
+        (0..4).for_each(|seq| log.record(ClientId(7), seq, b"record"));
+        log.no_ops(6);
+        let mut follower = follower();
+        follower.log = log.give_up(Lsn(10)).0;
+        follower.bound = follower.log.place();
+        for _ in 0..2 {
+            follower.keep_below(Lsn(8), 1);
+            assert_eq!((follower.log.lsn(), follower.no_ops_until), (Lsn(4), Lsn(8)));
+        }
     }
 
     fn tell(ledger: &mut Ledger, write: impl Fn(&mut [u8]) -> usize) {
