@@ -116,7 +116,10 @@ impl<T: Transport> ReplicaAgent<T> {
         peer.forget_said();
         peer.from_disk = self.disk.is_some() && place.at_bytes < leader.log.head();
         peer.say(NodeMessage::Start(place));
-        for (client, next_seq, last_lsn) in leader.shard.sessions() {
+        // As of what is bound: the rest it learns from the log, and may have to give back before it was given any of it.
+        let bound = leader.shard.committed().max(place.lsn);
+        let past = Past::of(&self.config, &leader.log, bound, leader.shard.sessions());
+        for (client, next_seq, last_lsn) in past.duplicates.sessions() {
             peer.say(NodeMessage::Session { client, next_seq, last_lsn });
         }
         self.counters.joins.add(1);

@@ -124,6 +124,20 @@ impl Follower {
         self.no_ops_until = Lsn(0);
     }
 
+    /// Records from a slot on are lost: whose last was one of them is learned again, as far as memory goes back.
+    fn forget_sessions_from(&mut self, end: Lsn) {
+        let known: Vec<_> = self.past.duplicates.sessions().collect();
+        let is_whole = self.log.first_place().is_none_or(|first| first.lsn == Lsn(0));
+        self.forget_sessions();
+        for (client, next_seq, last_lsn) in known {
+            if last_lsn < end {
+                self.past.duplicates.restore(client, next_seq, last_lsn);
+            } else {
+                self.past.has_gaps |= !is_whole;
+            }
+        }
+    }
+
     /// The sessions that are known.
     pub(super) fn sessions(&self) -> impl Iterator<Item = (ClientId, u64, Lsn)> + '_ {
         self.past.duplicates.sessions()
@@ -143,7 +157,7 @@ impl Follower {
         }
         if self.bound.at_bytes > self.log.at() || end.lsn < self.table_end {
             // The table knows of records that are lost: it is made again of what there is.
-            self.forget_sessions();
+            self.forget_sessions_from(end.lsn);
             self.bound = self.log.first_place().unwrap_or(self.log.place());
         }
         self.log.place()
@@ -302,6 +316,19 @@ mod tests {
             follower.keep_below(Lsn(8), 1);
             assert_eq!((follower.log.lsn(), follower.no_ops_until), (Lsn(4), Lsn(8)));
         }
+    }
+
+    #[test]
+    fn whose_last_record_is_kept_is_known_after_a_cut_and_whose_is_not_is_learned_again() {
+        let mut follower = follower();
+        follower.log.drop_before(follower.log.place_before(Lsn(4)).unwrap());
+        follower.session(ClientId(8), 3, Lsn(2));
+        follower.session(ClientId(9), 5, Lsn(9));
+        follower.conform(follower.log.place_before(Lsn(8)).unwrap());
+        assert_eq!(follower.sessions().collect::<Vec<_>>(), [(ClientId(8), 3, Lsn(2))]);
+        // Records of the other's may lie before what memory has.
+        assert!(follower.past.has_gaps);
+        assert_eq!(follower.bound().lsn, Lsn(4));
     }
 
     fn tell(ledger: &mut Ledger, write: impl Fn(&mut [u8]) -> usize) {
