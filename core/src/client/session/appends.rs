@@ -55,6 +55,10 @@ struct Lane {
     next_seq: u64,
     /// Numbers below this one were used at some time; a refusal takes `next_seq` back, and late answers still come.
     used_to: u64,
+    /// Numbers below this one may be those of several records: the log did not know of the first, and may again.
+    reused_to: u64,
+    /// The shard has, or may have, a record of this lane.
+    taken: bool,
     queue: VecDeque<Outstanding>,
     /// Of the queue, how many were sent in the current attempt.
     sent: usize,
@@ -122,6 +126,8 @@ impl Lane {
             lost: false,
             next_seq: 0,
             used_to: 0,
+            reused_to: 0,
+            taken: false,
             queue: VecDeque::new(),
             sent: 0,
             doubtful: 0,
@@ -147,17 +153,22 @@ impl Lane {
     fn lose(&mut self, view: u32, handler: &mut impl SessionHandler) -> usize {
         self.view = view;
         let (count, unknown) = (self.queue.len(), self.doubtful.max(self.sent));
-        let Some(first) = self.queue.front().map(|o| o.seq) else { return 0 };
+        let first = self.queue.front().map_or(self.next_seq, |o| o.seq);
         // After a refusal the shard still expects that number, whatever was sent behind it.
         let first = self.resume.map_or(first, |resume| resume.min(first));
+        self.taken |= unknown > 0;
+        if let Numbers::Lost(earlier) | Numbers::Asked(earlier) = self.numbers {
+            self.numbers = Numbers::Lost(earlier.min(first));
+        } else {
+            // Records that are missing for a while may be back, and others missing, whether anything was under way or not.
+            self.numbers = if self.taken { Numbers::Lost(first) } else { Numbers::Known };
+            self.next_seq = first;
+        }
         if unknown > 0 {
-            self.numbers = Numbers::Lost(first);
             for gone in &mut self.gone {
                 gone.1 = gone.1.min(first);
             }
             self.gone.retain(|(from, to, _)| from < to);
-        } else if self.numbers == Numbers::Known {
-            self.next_seq = first;
         }
         for (at, outstanding) in std::mem::take(&mut self.queue).into_iter().enumerate() {
             if at < unknown {
@@ -305,7 +316,7 @@ impl Appends {
     pub(super) fn acknowledged(&mut self, shard: ShardId, seq: u64) -> Result<bool, &'static str> {
         let index = self.lane_of_answer(shard, seq)?;
         let lane = &mut self.lanes[index];
-        (lane.retry_ns, lane.pauses) = (0, 0);
+        (lane.retry_ns, lane.pauses, lane.taken) = (0, 0, true);
         let Some(at) = lane.place_of(seq) else { return Ok(false) };
         self.remove(index, at);
         Ok(true)
@@ -327,7 +338,12 @@ impl Appends {
         // The first of all was never taken by anybody: then none behind it was.
         let untaken = at == 0 && lane.doubtful == 0;
         let resume = match refusal {
-            Refusal::OldView { view } if view > lane.view && !untaken => return Ok(Settled::Lost(view)),
+            Refusal::OldView { view } if view > lane.view && (lane.taken || !untaken) => {
+                if untaken {
+                    (lane.sent, lane.doubtful) = (0, 0);
+                }
+                return Ok(Settled::Lost(view));
+            }
             Refusal::OldView { .. } | Refusal::NotHere | Refusal::Failed => {
                 lane.begin_anew();
                 lane.doubtful = if untaken { 0 } else { lane.doubtful };
@@ -337,7 +353,10 @@ impl Appends {
                 return Ok(Settled::Stale);
             }
             // The log has forgotten the session: it may begin again.
-            Refusal::UnknownSession => Some(0),
+            Refusal::UnknownSession => {
+                lane.reused_to = if lane.taken { lane.used_to } else { lane.reused_to };
+                Some(0)
+            }
             // The number was used, long ago: it must not be used again.
             Refusal::Forgotten => lane.resume,
             _ => Some(lane.resume.map_or(seq, |r| r.min(seq))),
@@ -456,7 +475,10 @@ impl Appends {
             return Ok(());
         }
         let end = lane.next_seq;
-        if outcome == Outcome::Forgotten && next_seq <= NUMBER_MAX {
+        if outcome == Outcome::Forgotten && next_seq < lane.used_to {
+            lane.reused_to = lane.used_to;
+        }
+        if (outcome == Outcome::Forgotten || first < lane.reused_to) && next_seq <= NUMBER_MAX {
             lane.gone.push((first, end, Outcome::Forgotten));
         } else if (first..=end).contains(&next_seq) {
             lane.gone.push((next_seq, end, Outcome::NotInLog));

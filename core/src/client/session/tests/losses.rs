@@ -86,6 +86,31 @@ fn a_gate_that_knows_of_a_loss_takes_no_retry_of_a_session_that_does_not() {
     assert_eq!(rig.session.append(ShardId(0), b"r2"), Ok(0));
 }
 
+/// What is missing when a shard returns for the first time may be there when it does so again, under numbers that were used
+/// for other records meanwhile.
+#[test]
+fn a_number_is_asked_for_after_every_loss_whether_anything_was_under_way_or_not() {
+    let (mut rig, relay, ..) = led();
+    rig.session.append(ShardId(1), b"r0").unwrap();
+    rig.requests(1);
+    rig.net.world().reply(1, ack(1, 0, 1));
+    rig.run();
+    rig.net.world().order(relay, 5, &cut(1, 0));
+    rig.net.world().order(relay, 6, &view_change(1, 1));
+    rig.net.world().order(relay, 7, &members(1, (1, 3), 2, 2));
+    rig.run();
+    assert_eq!(rig.session.append(ShardId(1), b"r1"), Err(AppendError::Full), "its number is not known yet");
+    outcome(&mut rig, 2, Outcome::Forgotten, 0);
+    rig.said();
+    assert_eq!(rig.session.append(ShardId(1), b"r1"), Ok(0));
+    rig.run();
+    rig.net.world().refuse(2, 1, 0, Refusal::OldView { view: 2 });
+    assert_eq!(rig.said(), ["refused 1 #0"], "it would be taken for a retry of r0");
+    outcome(&mut rig, 2, Outcome::Bound(Position(1)), 1);
+    rig.run();
+    assert_eq!(rig.session.append(ShardId(1), b"r2"), Ok(1));
+}
+
 #[test]
 fn a_lost_shard_returns_into_the_streams_behind_its_void_positions() {
     let (mut rig, relay, a, b) = led();
