@@ -444,7 +444,7 @@ impl Parts<'_> {
                 self.streams.on_slots(gate, self.order.ledger(), stream, got)
             }
             Reply::Acknowledged { shard, seq, position } => {
-                if self.appends.acknowledged(shard, seq)? {
+                if self.appends.acknowledged(shard, seq, position, self.order.ledger())? {
                     handler.on_acknowledged(shard, seq, position);
                 }
                 Ok(())

@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use antelog_protocol::ledger::Ledger;
 use antelog_protocol::limits::NUMBER_MAX;
 use antelog_protocol::wire::session::Request;
-use antelog_protocol::{Outcome, Refusal, ShardId};
+use antelog_protocol::{Outcome, Position, Refusal, ShardId};
 
 use super::gate::Gate;
 use super::options::AppendError;
@@ -313,9 +313,20 @@ impl Appends {
 
     /// The record is bound: gives its place in the queue up, whichever gate says so. False when nothing is outstanding under
     /// that number, because it was answered before; an error when it was never used.
-    pub(super) fn acknowledged(&mut self, shard: ShardId, seq: u64) -> Result<bool, &'static str> {
+    pub(super) fn acknowledged(
+        &mut self,
+        shard: ShardId,
+        seq: u64,
+        position: Position,
+        ledger: &Ledger,
+    ) -> Result<bool, &'static str> {
         let index = self.lane_of_answer(shard, seq)?;
         let lane = &mut self.lanes[index];
+        // What was bound before a loss was reported as unknown; its number may be another record's since.
+        let dealt_with = ledger.last_failure(shard).filter(|failed| failed.view <= lane.view);
+        if dealt_with.is_some_and(|failed| position < failed.lease_end) {
+            return Ok(false);
+        }
         (lane.retry_ns, lane.pauses, lane.taken) = (0, 0, true);
         let Some(at) = lane.place_of(seq) else { return Ok(false) };
         self.remove(index, at);

@@ -24,6 +24,28 @@ fn outcome(rig: &mut Rig, gate: usize, outcome: Outcome, next_seq: u64) {
 }
 
 #[test]
+fn a_late_acknowledgement_from_before_a_loss_is_not_taken_for_that_of_another_record() {
+    let (mut rig, relay, ..) = led();
+    rig.session.append(ShardId(1), b"r0").unwrap();
+    rig.requests(1);
+    // It is bound at position 1, and its primary is slow to say so.
+    rig.net.world().order(relay, 5, &cut(1, 0));
+    rig.net.world().order(relay, 6, &view_change(1, 1));
+    let told: Vec<String> = rig.said().into_iter().filter(|line| !line.starts_with('=')).collect();
+    assert_eq!(told, ["unknown 1 #0"]);
+    // The shard returns without it: its number is used again.
+    rig.net.world().order(relay, 7, &members(1, (1, 3), 2, 2));
+    rig.run();
+    outcome(&mut rig, 2, Outcome::Forgotten, 0);
+    rig.run();
+    assert_eq!(rig.session.append(ShardId(1), b"r1"), Ok(0));
+    rig.net.world().reply(1, ack(1, 0, 1));
+    assert!(rig.said().is_empty() && rig.session.outstanding() == 1);
+    rig.net.world().reply(2, ack(1, 0, 201));
+    assert_eq!(rig.said(), ["ack 1 #0 @201"]);
+}
+
+#[test]
 fn appends_under_way_to_a_lost_shard_are_unknown_until_it_returns_and_says() {
     let (mut rig, relay, ..) = led();
     for record in [b"r0", b"r1", b"r2"] {
