@@ -69,7 +69,7 @@ fn peers_of_another_cluster_or_version_are_refused_on_both_sides() {
     socket.write_all(b"antelog\0\x09\x00\x00\x00").unwrap();
     let mut answer = Vec::new();
     socket.read_to_end(&mut answer).unwrap();
-    assert!(answer.starts_with(b"antelog\0\x04\x00"), "{answer:?}");
+    assert!(answer.starts_with(b"antelog\0\x05\x00"), "{answer:?}");
     sequencer.complains("version 9");
     // A node whose sizes differ.
     let resized = std::fs::read_to_string(&config)

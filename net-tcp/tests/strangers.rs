@@ -60,8 +60,8 @@ fn strangers_are_told_and_reported() {
     let mut bytes = hello("test").encode().unwrap();
     bytes[8] = 7;
     let (code, text) = refusal_of(&door, &bytes);
-    assert_eq!((code, &text[..]), (RefusalCode::Version, "it speaks protocol version 4, this side 7"));
-    assert!(door.refusal().ends_with("speaks protocol version 7, this side 4"));
+    assert_eq!((code, &text[..]), (RefusalCode::Version, "it speaks protocol version 5, this side 7"));
+    assert!(door.refusal().ends_with("speaks protocol version 7, this side 5"));
 
     let mut bytes = hello("test").encode().unwrap();
     bytes[11] = 0xff;
