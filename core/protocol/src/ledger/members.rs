@@ -155,7 +155,9 @@ impl Ledger {
 
     /// A shard is lost: the next view begins, and what it has not bound is void.
     pub(super) fn apply_view_change(&mut self, view: u32, shard: ShardId) -> Applied {
-        if view != self.view + 1 || self.has_failed(shard) {
+        // No honest shard has changed its members so often that they cannot be told any more.
+        let is_last = self.membership(shard).is_some_and(|m| m.change == u32::MAX - 1);
+        if view != self.view + 1 || self.has_failed(shard) || is_last {
             return Applied::Void;
         }
         self.view = view;
