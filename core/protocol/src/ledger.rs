@@ -175,6 +175,11 @@ impl Ledger {
         }
         let next = index == self.applied_index + 1 || planted(Mutant::SkipAnOrderEntry);
         ensure!(I17, next, "an index of the order stream is missing");
+        ensure!(
+            I12,
+            !matches!(entry, OrderEntry::Decree(_)),
+            "a failure from before a snapshot is told outside of one"
+        );
         let applied = self.apply_snapshot(entry)?;
         self.applied_index = index;
         Ok(applied)
