@@ -278,7 +278,7 @@ impl Ledger {
         let Some(index) = holding.and_then(|w| self.span_index(w)) else { return Ok(Applied::Void) };
         let span = &mut self.spans[index];
         let next = span.next_free_point();
-        let begun = self.bound >= span.first_point();
+        let begun = self.bound >= span.first_point() && !span.is_whole();
         if view != self.view || point <= self.bound || span.mode != WindowMode::Free || point != next || !begun {
             return Ok(Applied::Void);
         }

@@ -419,6 +419,11 @@ impl Span {
         low
     }
 
+    /// Whether all granted cuts of a free span were taken.
+    pub(super) fn is_whole(&self) -> bool {
+        self.rows_pushed >= self.cuts_total()
+    }
+
     /// The point that the next free cut reaches.
     pub(super) fn next_free_point(&self) -> CutPoint {
         self.point_after(self.rows_pushed + 1)
