@@ -31,6 +31,14 @@ impl Cluster {
         Cluster::start_with(name, &format!("durability = \"{durability}\""), None)
     }
 
+    /// Node 2 has lost its disk, and node 1, which gives it the log, this record.
+    fn begin_anew_from_rot(&mut self, record: &[u8]) {
+        self.kill(&[2]);
+        std::fs::remove_dir_all(self.log_of(2)).unwrap();
+        self.rot(1, record, 0);
+        self.start_nodes(&[2]);
+    }
+
     /// With further keys of `[cluster]`, and with another folder for what node 2 keeps.
     fn start_with(name: &str, keys: &str, second: Option<&Path>) -> Cluster {
         let folder = Folder::new(name);
@@ -365,10 +373,7 @@ fn what_a_disk_has_lost_is_fetched_from_the_other_replica_and_written_in_place()
 fn a_replica_is_never_given_what_a_disk_has_lost() {
     let mut cluster = Cluster::start("restart-rot-joins", "replicated");
     let (landed, old) = grown(&cluster);
-    cluster.kill(&[2]);
-    std::fs::remove_dir_all(cluster.log_of(2)).unwrap();
-    cluster.rot(1, &old[2].0, 0);
-    cluster.start_nodes(&[2]);
+    cluster.begin_anew_from_rot(&old[2].0);
     // It joins when the disk is mended, and has met nothing bad until then.
     cluster.servers[&1].complains("replica 1 cannot be given the log: segment ");
     cluster.rot(1, &old[2].0, 0);
@@ -381,10 +386,7 @@ fn a_replica_is_never_given_what_a_disk_has_lost() {
 fn whoever_lacks_what_nobody_has_any_more_begins_behind_it_when_it_is_trimmed() {
     let mut cluster = Cluster::start("restart-rot-trim", "replicated");
     let (landed, old) = grown(&cluster);
-    cluster.kill(&[2]);
-    std::fs::remove_dir_all(cluster.log_of(2)).unwrap();
-    cluster.rot(1, &old[2].0, 0);
-    cluster.start_nodes(&[2]);
+    cluster.begin_anew_from_rot(&old[2].0);
     cluster.servers[&1].complains("replica 1 cannot be given the log: segment ");
     let upto = Position(landed.iter().map(|(_, position)| position.0).max().unwrap() - 100);
     Client::connect(ClientOptions::new(cluster.addresses())).unwrap().trim(upto, PATIENCE).unwrap();
